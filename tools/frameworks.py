@@ -55,6 +55,10 @@ FRAMEWORKS = {
         ),
         ("tests/integrations/test_olmo_core.py",),
     ),
+    "torchtitan": Framework(
+        ("torchtitan", "spmd_types", "torchdata", "torch_checkpointing", "einops"),
+        ("tests/integrations/test_torchtitan.py",),
+    ),
 }
 
 

@@ -117,9 +117,9 @@ def test_alerts_name_scalars_that_exist() -> None:
     assert {rule.quantity for rule in RULES} - of_the_optimizer | {VIOLATION, LOG_Z, GRADIENT_NORM} <= set(KNOWN)
 
 
-def window_of(seeds: dict[int, int], *, across: bool = False) -> StepWindow:
+def window_of(seeds: dict[int, int], *, across: bool = False, group: dist.ProcessGroup | None = None) -> StepWindow:
     """A window of one step, with a micro-batch per seed → tokens."""
-    window = StepWindow(4, "raw", across_ranks=across)
+    window = StepWindow(4, "raw", across_ranks=across, group=group)
     for seed, tokens in seeds.items():
         hidden, weight, target = tensors(seed, tokens)
         window.add(micro_batch(zloss.head_loss(hidden, weight, target, OBJECTIVE)))
@@ -176,13 +176,16 @@ def print_scalars_of_both() -> None:
     dist.init_process_group("gloo")
     seeds = {1: 300} if dist.get_rank() == 0 else {2: 170}
     found = window_of(seeds, across=True).both()
+    # Each rank in a group of its own, as ranks that hold the same tokens are.
+    groups = [dist.new_group([rank]) for rank in range(2)]
+    found += window_of(seeds, across=True, group=groups[dist.get_rank()]).both()
     if dist.get_rank() == 0:
         print(json.dumps(found))
     dist.destroy_process_group()
 
 
 def test_two_processes_give_the_numbers_of_one() -> None:
-    for got, wanted in zip(
-        json.loads(forked_ranks(2, print_scalars_of_both)), window_of({1: 300, 2: 170}).both(), strict=True
-    ):
+    every_token, own_group = window_of({1: 300, 2: 170}).both(), window_of({1: 300}).both()
+    found = json.loads(forked_ranks(2, print_scalars_of_both))
+    for got, wanted in zip(found, every_token + own_group, strict=True):
         assert got == pytest.approx(wanted, rel=1e-9)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from zloss.distributed import default_group, gathered, world_size
 from zloss.errors import InputError
@@ -40,15 +41,21 @@ class StepWindow:
     """Scalars of the last `steps` optimizer steps.
 
     `coordinate`: "raw" or "centered", the one that the objective deploys, in which p_z_999, p_z_99 and a_p_99 without a
-    suffix are reported. `across_ranks`: the numbers cover the tokens of all processes of the default group, each counted
-    once; every process must then request them at the same time. Nothing is exchanged at other times.
+    suffix are reported. `across_ranks`: the numbers cover the tokens of all processes of `group` (None: the default group),
+    each counted once; every one must then request them at the same time. Nothing is exchanged at other times.
 
     `since_restart`: only steps after the last `restart()` count. `ce` and `z` then cover all of them, even if they are
     more than `steps`; every other number covers the last `steps` of them.
     """
 
     def __init__(
-        self, steps: int, coordinate: Coordinate = "raw", *, across_ranks: bool = False, since_restart: bool = False
+        self,
+        steps: int,
+        coordinate: Coordinate = "raw",
+        *,
+        across_ranks: bool = False,
+        group: ProcessGroup | None = None,
+        since_restart: bool = False,
     ) -> None:
         if steps < 1:
             raise InputError(f"`window` is expected to be a number of steps ≥ 1, but got {steps}.")
@@ -56,6 +63,7 @@ class StepWindow:
         self._steps: deque[_Step] = deque(maxlen=steps)
         self._open: list[MicroBatch] = []
         self._across_ranks = across_ranks
+        self._group = group
         self._kept = FIRST_KEPT
         self._since_restart = since_restart
         self._restarting = False
@@ -149,7 +157,7 @@ class StepWindow:
     def _over_ranks(self, totals: Sequence[TokenTotals]) -> list[dict[str, float]]:
         """The summary of each of `totals` over the tokens of all ranks; every rank passes the same number of totals."""
         kept = self._kept
-        whole_RP = gathered(torch.cat([_pack(part, kept) for part in totals]), default_group()).cpu()
+        whole_RP = gathered(torch.cat([_pack(part, kept) for part in totals]), self._group or default_group()).cpu()
         found, start, most = [], 0, 0.0
         for part in totals:
             names = list(part.values)

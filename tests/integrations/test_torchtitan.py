@@ -1,0 +1,130 @@
+"""torchtitan's Trainer with `zloss.integrations.torchtitan`, on CPU processes with gloo (`torchtitan_cases.py`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.forked import Forked, forked_ranks
+from tests.integrations.framework_table import check_and_record
+
+INSTALLED = importlib.util.find_spec("torchtitan") is not None
+
+
+def job() -> None:
+    """All cases; torchtitan is imported here alone, because it takes seconds and the stand-ins would reach other tests."""
+    # torchtitan takes CUDA where it finds no device, and reads its memory statistics.
+    torch._utils._get_available_device_type = lambda: "cpu"  # type: ignore[assignment]
+    torch.cpu.get_device_name = lambda device=None: "CPU"  # type: ignore[attr-defined]
+    torch.cpu.get_device_properties = lambda device=None: SimpleNamespace(total_memory=2**30)  # type: ignore[attr-defined]
+    torch.cpu.reset_peak_memory_stats = torch.cpu.empty_cache = lambda: None  # type: ignore[attr-defined]
+    torch.cpu.memory_stats = lambda device=None: {}  # type: ignore[attr-defined]
+    from tests.integrations import torchtitan_cases as cases
+
+    ranks = {name: case.ranks for name, case in cases.CASES.items()} | dict.fromkeys(cases.OTHERS, 2)
+    found = {name: forked_ranks(number, partial(cases.on_rank, name)) for name, number in ranks.items()}
+    print(json.dumps({name: json.loads(output.splitlines()[-1]) for name, output in found.items()}))
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, Any]:
+    if not INSTALLED:
+        pytest.skip("torchtitan is not installed; `python -m tools.frameworks torchtitan` installs and tests it")
+    ended = Forked(job).wait()
+    assert ended.code == 0, ended.error[-3000:]
+    found: dict[str, Any] = json.loads(ended.output.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(answers: dict[str, Any]) -> dict[str, Any]:
+    """Training runs of four steps, by case."""
+    found = {name: answer for name, answer in answers.items() if "validation" in answer}
+    assert len(found) == 21
+    return found
+
+
+def test_parameters_after_four_steps_equal_the_reference(runs: dict[str, Any]) -> None:
+    """Relative to how far the parameters moved. In bf16 the Trainer rounds weights and activations."""
+    for name, run in runs.items():
+        if "bf16" in name:
+            assert run["error"] <= 0.05 < 0.2 <= run["without_z"], name
+        else:
+            check_and_record(f"{name}: parameters after 4 steps", run["error"], run["without_z"])
+
+
+def test_the_trainer_reports_ce_plus_z_and_validates_with_ce(runs: dict[str, Any]) -> None:
+    for name, run in runs.items():
+        tolerance = 1e-3 if "bf16" in name else 1e-6
+        assert run["loss"] <= tolerance, name
+        assert run["validation"] <= tolerance, name
+        assert run["validation_of_loss"] >= 100 * tolerance, name
+
+
+def test_scalars_count_the_tokens_of_all_ranks_once(runs: dict[str, Any]) -> None:
+    for name, run in runs.items():
+        tolerance = 1e-3 if "bf16" in name else 1e-6
+        wrong = {scalar: error for scalar, error in (run["scalars"] or {}).items() if not error <= tolerance}
+        assert not wrong, (name, wrong)
+    with_scalars = [run["scalars"] for run in runs.values() if run["scalars"]]
+    assert len(with_scalars) == 17
+    assert sum("tokens" in scalars for scalars in with_scalars) == 16
+
+
+def test_metrics_of_a_closed_trainer_receive_nothing(runs: dict[str, Any]) -> None:
+    assert not any(run["reports"] for run in runs.values())
+
+
+def test_gradients_of_plain_shards_and_of_dtensors_without_fsdp2(answers: dict[str, Any]) -> None:
+    assert len(answers["gradients"]) == 5
+    for name, found in answers["gradients"].items():
+        check_and_record(name, **found)
+
+
+def test_the_commands_of_the_page_build_what_it_says(answers: dict[str, Any]) -> None:
+    assert answers["page"] == {
+        coef: [
+            f"FusedZLoss.Config(num_chunks=8, loss_fn=ZLoss.Config(coef={coef}, target=0.0, objective='standard'))",
+            "ZLossMetrics.Config",
+            True,
+        ]
+        for coef in ("0.0001", "1e-05")
+    }
+
+
+def test_refusals_say_what_to_do(answers: dict[str, Any]) -> None:
+    told = answers["refusals"]
+    assert "missing 1 required keyword-only argument: 'target'" in told["no target"]
+    assert "this loss is MSELoss.Config" in told["another loss"]
+    assert "Did you mean 'centered'?" in told["unknown objective"]
+    assert "but got -1.0" in told["negative coefficient"]
+    assert "but got Scaled and ZLoss: use ChunkedLossWrapper" in told["head with a forward of its own"]
+    assert "and CrossEntropyLoss: use ChunkedLossWrapper" in told["cross-entropy in the fused loss"]
+    assert "needs `lm_head`: use FusedZLoss.Config" in told["gain without a head"]
+    assert told["plain head"] == "nothing"
+
+
+def test_a_missing_hook_is_one_sentence() -> None:
+    """Without torchtitan, or with one that lacks `ChunkedLossWrapper`."""
+    code = (
+        "import sys, types; sys.modules['torchtitan.components.loss'] = types.ModuleType('torchtitan.components.loss')\n"
+        "import importlib.metadata as m; version = m.version\n"
+        "m.version = lambda name: OLD if name == 'torchtitan' and OLD else version(name)\n"
+        "import zloss.integrations.torchtitan"
+    )
+    for old, expected in (
+        ("None", "'torchtitan>=0.3', which is not installed"),
+        ("'0.2.1'", "≥ 0.3, but torchtitan 0.2.1 is"),
+    ):
+        if old == "None" and INSTALLED:
+            continue
+        ended = subprocess.run([sys.executable, "-c", code.replace("OLD", old)], capture_output=True, text=True)
+        assert expected in ended.stderr.splitlines()[-1], ended.stderr
