@@ -33,6 +33,7 @@ from zloss.decide.thresholds import Thresholds
 from zloss.distributed import first_rank
 from zloss.errors import InputError, TrainingAlertError
 from zloss.optimizer.endpoints import THRESHOLDS
+from zloss.telemetry.trackers import alert_trackers
 
 Kind = Literal["ratio", "fall", "factor", "events"]
 
@@ -228,7 +229,7 @@ logger = logging.getLogger("zloss")
 
 
 def alert_action(on_alert: OnAlert) -> Callable[[Alert], None]:
-    """The function that handles an alert."""
+    """The function that handles an alert. "log" and "raise" also send it to the active W&B and trackio runs."""
     if callable(on_alert):
         return on_alert
     if on_alert not in ("log", "raise"):
@@ -237,10 +238,12 @@ def alert_action(on_alert: OnAlert) -> Callable[[Alert], None]:
         )
 
     def act(alert: Alert) -> None:
+        if first_rank():  # every process sees the same numbers
+            alert_trackers(f"zloss: {alert.quantity}", str(alert))
+            if on_alert == "log":
+                logger.warning("%s", alert)
         if on_alert == "raise":
             raise TrainingAlertError(str(alert))
-        if first_rank():  # every process sees the same numbers
-            logger.warning("%s", alert)
 
     return act
 
