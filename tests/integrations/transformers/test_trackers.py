@@ -18,7 +18,9 @@ from zloss.integrations.transformers import attach
 
 
 @pytest.mark.slow
-def test_scalars_come_back_from_every_tracker_and_an_alert_from_those_that_have_alerts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scalars_come_back_from_every_tracker_and_an_alert_from_those_that_have_alerts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = {
         "WANDB_MODE": "offline",
         "WANDB_SILENT": "true",
