@@ -34,7 +34,9 @@ class Framework:
 
 
 FRAMEWORKS = {
+    "axolotl": Framework(("axolotl", "addict", "numba", "llvmlite"), ("tests/integrations/test_axolotl.py",)),
     "megatron": Framework(("megatron-core",), ("tests/integrations/test_megatron.py",)),
+    "nemo": Framework(("nemo-automodel", "torchao", "torchdata"), ("tests/integrations/test_nemo.py",)),
 }
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 import transformers
+import yaml
 from torch import Tensor
 
 from tests.distributed.leave import leave
@@ -54,10 +56,9 @@ class TrainingArguments(AxolotlTrainingMixins, transformers.TrainingArguments): 
 
 def configured(section: Any, **others: Any) -> Any:
     """The plugin of a configuration that axolotl has read, and the configuration."""
-    cfg = DictDefault(
-        base_model="tiny", datasets=[{"path": "rows", "type": "alpaca"}], micro_batch_size=1, learning_rate=RATE,
-        gradient_accumulation_steps=1, plugins=[NAME], zloss=section, **others,
-    )  # fmt: skip
+    least = {"base_model": "tiny", "datasets": [{"path": "rows", "type": "alpaca"}], "micro_batch_size": 1}
+    least |= {"learning_rate": RATE, "gradient_accumulation_steps": 1, "plugins": [NAME]}
+    cfg = DictDefault(least | others | {"zloss": section})
     prepare_plugins(cfg)
     return PluginManager.get_instance(), validate_config(cfg)
 
@@ -245,3 +246,10 @@ def test_an_old_axolotl_is_named_and_the_error_is_not_swallowed(monkeypatch: pyt
     monkeypatch.setattr("zloss.integrations.axolotl.LEAST_AXOLOTL", "99.0")
     with pytest.raises(OutdatedDependencyError, match=r"needs axolotl ≥ 99.0, but axolotl 0\."):
         configured(HEAD)
+
+
+def test_the_example_of_the_page_is_a_valid_configuration() -> None:
+    (section,) = re.findall(r"```yaml\n(.*?)```", Path("docs/axolotl.md").read_text(encoding="utf-8"), re.DOTALL)
+    given = yaml.safe_load(section)
+    _, cfg = configured(given.pop("zloss"), **given)
+    assert cfg.zloss == {"objective": "standard", "coef": 1e-4, "target": 0.0}

@@ -28,8 +28,8 @@ from zloss.router.conventions import find_convention
 from zloss.telemetry.alerts import alert_action
 from zloss.telemetry.trackers import chosen_names
 
-LEAST_AXOLOTL = "0.16"
-"""Older versions pin a transformers that `apply` does not support."""
+LEAST_AXOLOTL = "0.19"
+"""The one version tested."""
 try:
     from axolotl.integrations.base import BasePlugin
 except ImportError as error:
