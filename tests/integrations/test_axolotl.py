@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +12,13 @@ from typing import Any
 import datasets
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 import transformers
 import yaml
 from torch import Tensor
 
-from tests.distributed.leave import leave
-from tests.forked import forked_ranks
 from tests.integrations.framework_table import check_and_record
+from tests.integrations.ranks import on_ranks
 from tests.integrations.transformers.small_models import LLAMA, VOCAB, small
 from tests.integrations.transformers.trainers import arguments, padded, train
 from zloss.errors import OutdatedDependencyError, ZlossError
@@ -121,31 +117,18 @@ def reference(name: str, coef: float, router_coef: float = 0.0) -> Tensor:
 
 
 def trained(name: str, section: dict[str, Any], processes: int, micro_batches: int) -> Tensor:
-    model = small(name)
-
-    def run() -> None:
-        torch.set_num_threads(1)
-        trainer = make_trainer(
-            model, micro_batches, processes
-        )  # first: axolotl alone would see one process without a GPU
+    def run() -> list[float]:
+        if processes > 1:
+            axolotl.utils.distributed.distributed_state = None  # the parent's
+            os.environ["ACCELERATE_USE_CPU"] = "true"  # axolotl forgets `use_cpu` of the arguments
+        model = small(name)
         manager, cfg = configured(section)
+        trainer = make_trainer(model, micro_batches, processes)
         manager.post_trainer_create(cfg, trainer)
         train(trainer)
+        return flat(model).tolist()
 
-    def on_rank() -> None:
-        saying, sys.stdout = sys.stdout, sys.stderr
-        axolotl.utils.distributed.distributed_state = None  # the parent's
-        os.environ["ACCELERATE_USE_CPU"] = "true"  # axolotl forgets `use_cpu` of the arguments
-        run()
-        sys.stdout = saying
-        if dist.get_rank() == 0:
-            json.dump(flat(model).tolist(), sys.stdout)
-        leave()
-
-    if processes > 1:
-        return torch.tensor(json.loads(forked_ranks(processes, on_rank)), dtype=torch.float64)
-    run()
-    return flat(model)
+    return torch.tensor(run() if processes == 1 else on_ranks(processes, run), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -6,16 +6,13 @@ Stand-ins, since the recipe expects a GPU: `build_model` (it places the model on
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 import yaml
 from torch import Tensor
@@ -24,9 +21,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import zloss
-from tests.distributed.leave import leave
-from tests.forked import forked_ranks
 from tests.integrations.framework_table import check_and_record
+from tests.integrations.ranks import on_ranks
 from tests.integrations.transformers.small_models import VOCAB, small
 from zloss.errors import CoefficientError, InputError, UnsupportedModelError
 
@@ -97,9 +93,7 @@ def flat(model: Any) -> Tensor:
 def in_recipe(processes: int, local: int, wrap: str) -> dict[str, Any]:
     """Parameters after the run, and what the recipe logged."""
 
-    def on_rank() -> None:
-        saying, sys.stdout = sys.stdout, sys.stderr
-        torch.set_num_threads(1)
+    def run() -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats = lambda *_: None  # type: ignore[assignment]
         bare = small()
         wrapped: dict[str, Any] = {"none": lambda model: model, "ddp": DistributedDataParallel, "fsdp2": fully_shard}
@@ -111,13 +105,9 @@ def in_recipe(processes: int, local: int, wrap: str) -> dict[str, Any]:
         for kind in logs:
             _keep(recipe, f"log_{kind}_metrics", logs[kind])
         recipe.run_train_validation_loop()
-        parameters = flat(bare).tolist()
-        sys.stdout = saying
-        if dist.get_rank() == 0:
-            json.dump({"parameters": parameters, **logs}, sys.stdout)
-        leave()
+        return {"parameters": flat(bare).tolist(), **logs}
 
-    return json.loads(forked_ranks(processes, on_rank))  # type: ignore[no-any-return]
+    return on_ranks(processes, run)  # type: ignore[no-any-return]
 
 
 def _keep(recipe: Any, name: str, kept: list[Any]) -> None:
