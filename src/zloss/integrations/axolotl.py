@@ -18,12 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from pydantic import BaseModel
-
 from zloss.errors import InputError, MissingDependencyError, UnknownNameError, require_version
 from zloss.integrations.moe import RouterZLoss
 from zloss.integrations.transformers import TrainerAttachment, attach
-from zloss.objectives import CrossEntropy, FactorizedZLoss, Objective, check_coefficient, make_objective
+from zloss.objectives import Objective, check_coefficient, make_objective
 from zloss.router.conventions import find_convention
 from zloss.telemetry.alerts import alert_action
 from zloss.telemetry.trackers import chosen_names
@@ -32,6 +30,7 @@ LEAST_AXOLOTL = "0.19"
 """The one version tested."""
 try:
     from axolotl.integrations.base import BasePlugin
+    from pydantic import BaseModel
 except ImportError as error:
     raise MissingDependencyError(f"axolotl>={LEAST_AXOLOTL}", "ZLossPlugin", "axolotl") from error
 
@@ -110,12 +109,15 @@ def attach_arguments(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 def _objective(section: Mapping[str, Any]) -> Objective:
     """The objective by name. Cross-entropy has no coefficient and no target: the plugin then only logs."""
-    objective: Any = make_objective(section.get("objective"), None)
-    if isinstance(objective, CrossEntropy):
-        return objective
-    objective = make_objective(section["objective"], _number("zloss", section, "coef"))
-    target = "relative_target" if isinstance(objective, FactorizedZLoss) else "target"
-    return replace(objective, **{target: _number("zloss", section, "target", or_word="log_vocab")})
+    name: Any = section.get("objective")
+    objective: Any = make_objective(name, None)
+    named = {field.name for field in fields(objective)} & {"target", "relative_target"}
+    if not named:
+        return make_objective(name, None)
+    objective = make_objective(name, _number("zloss", section, "coef"))
+    target = _number("zloss", section, "target", or_word="log_vocab")
+    chosen: Objective = replace(objective, **dict.fromkeys(named, target))
+    return chosen
 
 
 def _router(section: Any) -> RouterZLoss:
