@@ -34,6 +34,7 @@ class Framework:
 
 
 FRAMEWORKS = {
+    "axolotl": Framework(("axolotl", "addict", "numba", "llvmlite"), ("tests/integrations/test_axolotl.py",)),
     "megatron": Framework(("megatron-core",), ("tests/integrations/test_megatron.py",)),
     "olmo-core": Framework(
         # cached-path imports the clients of both clouds.
@@ -59,6 +60,7 @@ FRAMEWORKS = {
         ("torchtitan", "spmd_types", "torchdata", "torch_checkpointing", "einops"),
         ("tests/integrations/test_torchtitan.py",),
     ),
+    "nemo": Framework(("nemo-automodel", "torchao", "torchdata"), ("tests/integrations/test_nemo.py",)),
 }
 
 

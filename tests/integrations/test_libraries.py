@@ -97,11 +97,13 @@ def test_an_old_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("transformers", "from zloss.integrations.transformers import attach", "zloss[audit]"),
         ("lightning", "import zloss.integrations.lightning", "zloss[lightning]"),
+        ("axolotl", "import zloss.integrations.axolotl", "zloss[axolotl]"),
+        ("nemo_automodel", "import zloss.integrations.nemo", "zloss[nemo]"),
     ],
 )
 def test_a_missing_library(package: str, statement: str, extra: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None\ntry: {statement}\nexcept ImportError as error: print(error)"
     done: Any = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     (line,) = done.stdout.strip().splitlines()
-    assert f"{package}>=" in line
+    assert f"{package.replace('_', '-')}>=" in line
     assert extra in line

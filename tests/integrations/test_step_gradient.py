@@ -7,24 +7,20 @@ a term is that of a step with it less that of a step without it, and is compared
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import math
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import accelerate
 import pytest
 import torch
-import torch.distributed as dist
 import transformers
 from torch import Tensor
 
 import zloss
-from tests.distributed.leave import leave
-from tests.forked import forked_ranks
+from tests.integrations.ranks import on_ranks
 from tests.integrations.transformers.small_models import VOCAB, small
 from tests.integrations.transformers.trainers import arguments, padded
 from zloss.integrations.moe import attach_router_loss
@@ -189,15 +185,7 @@ def check(step: Callable[..., Tensor], term: str, split: str, inputs: dict[str, 
         got = with_term - without
         return float(got.norm()), float((got - wanted).norm() / wanted.norm())
 
-    def on_rank() -> None:
-        saying, sys.stdout = sys.stdout, sys.stderr  # trainers print their logs
-        found = measure()
-        sys.stdout = saying
-        if dist.get_rank() == 0:
-            json.dump(found, sys.stdout)
-        leave()
-
-    norm, difference = measure() if processes == 1 else json.loads(forked_ranks(processes, on_rank))
+    norm, difference = measure() if processes == 1 else on_ranks(processes, measure)
     assert norm == pytest.approx(float(wanted.norm()), rel=1e-4)
     assert difference <= 1e-4
 

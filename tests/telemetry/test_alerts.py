@@ -30,6 +30,10 @@ def run(
     return found
 
 
+def grown(step: int) -> float:
+    return 4.0 if step >= 1000 else 1.0
+
+
 def test_noise_gives_none() -> None:
     assert run(AlertMonitor(), range(1, 10_000)) == []
 
@@ -41,7 +45,7 @@ def test_a_slow_development_gives_none() -> None:
 
 def test_a_grown_shift_is_reported_once_and_called_invisible_to_ce() -> None:
     monitor = AlertMonitor()
-    found = run(monitor, range(1, 3000), shift=lambda step: 4.0 if step >= 1000 else 1.0)
+    found = run(monitor, range(1, 3000), shift=grown)
     assert [alert.quantity for alert in found] == ["mu_abs_p99"]
     (alert,) = found
     assert 1000 <= alert.step <= 1000 + 2 * monitor.window
@@ -52,9 +56,6 @@ def test_a_grown_shift_is_reported_once_and_called_invisible_to_ce() -> None:
 
 
 def test_a_shift_that_ce_sees_is_not_called_invisible() -> None:
-    def grown(step: int) -> float:
-        return 4.0 if step >= 1000 else 1.0
-
     (alert,) = run(AlertMonitor(), range(1, 1500), shift=grown, ce=lambda step: 3.0 if step < 1000 else 5.0)
     assert not alert.ce_invisible
     assert "cannot see" not in str(alert)
@@ -128,9 +129,6 @@ def test_after_it_came_back_a_second_change_is_reported_again() -> None:
 
 
 def test_a_resumed_monitor_goes_on() -> None:
-    def grown(step: int) -> float:
-        return 4.0 if step >= 1000 else 1.0
-
     first = AlertMonitor()
     assert run(first, range(1, 1010), shift=grown) == []
     second = AlertMonitor()

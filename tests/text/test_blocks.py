@@ -1,4 +1,4 @@
-"""Blocks: every prediction exactly once, whatever the corpus looks like."""
+"""Blocks: every prediction exactly once, whatever the corpus looks like; characters and types that readers stumble over."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 import torch
 
@@ -70,14 +72,11 @@ def test_too_short_a_text_says_how_many_blocks_it_has(tokenizer: Any) -> None:
 
 
 def test_files_of_every_format_hold_the_same_text(tokenizer: Any, tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
-
-    documents = pydoc_topics()[:5]
+    topics = pydoc_topics()[:5]
     plain, lines, table = (tmp_path / name for name in ("a.txt", "a.jsonl", "a.parquet"))
-    plain.write_text("\n\n".join(documents))
-    lines.write_text("\n".join(json.dumps({"body": document}) for document in documents))
-    parquet.write_table(pa.table({"body": documents}), table)
+    plain.write_text("\n\n".join(topics))
+    lines.write_text("\n".join(json.dumps({"body": document}) for document in topics))
+    parquet.write_table(pa.table({"body": topics}), table)
     texts = []
     for path in (plain, lines, table):
         opened = open_corpus([str(path)], None, text_field="body")
@@ -112,3 +111,46 @@ def test_the_embedded_corpus_is_english_of_some_length() -> None:
     text = "".join(open_corpus([], None).documents)
     assert len(text) > 300_000
     assert "the" in text.split()
+
+
+def documents(file: Path) -> list[str]:
+    return list(open_corpus([str(file)], None).documents)
+
+
+def test_separators_inside_json_strings_break_no_line(tmp_path: Path) -> None:
+    """`splitlines` cut the line inside the string, and the rest was "not JSON"."""
+    texts = ["one\u2028two", "three\u0085four", "five\x0bsix\x1cseven", "eight\r"]
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    assert documents(tmp_path / "a.jsonl") == texts
+
+
+def test_half_a_surrogate_pair_is_named_by_its_line(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "fine \\ud83d\\ude00"}\n{"text": "half \\ud83d"}\n')
+    with pytest.raises(CorpusError, match=r"a\.jsonl line 2 contains half of a surrogate pair"):
+        documents(tmp_path / "a.jsonl")
+
+
+def test_deep_nesting_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("[" * 100_000)
+    with pytest.raises(CorpusError, match="line 1 is not JSON"):
+        documents(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [([1, 2], "int64"), ([[1.0]], "list"), ([b"x"], "binary"), ([{"a": "b"}], "struct"), ([True], "bool")],
+)
+def test_a_parquet_column_that_is_no_text_is_refused(tmp_path: Path, values: list[Any], kind: str) -> None:
+    """Numbers and lists were audited as what Python prints of them."""
+    parquet.write_table(pa.table({"text": values}), tmp_path / "a.parquet")
+    with pytest.raises(CorpusError, match=f"holds {kind}.*not text: set `text_field`"):
+        documents(tmp_path / "a.parquet")
+
+
+def test_every_kind_of_parquet_text_is_read(tmp_path: Path) -> None:
+    plain = pa.array(["a", None, "b"])
+    for number, column in enumerate((plain, plain.cast(pa.large_string()), plain.dictionary_encode())):
+        file = tmp_path / f"{number}.parquet"
+        parquet.write_table(pa.table({"text": column}), file)
+        assert documents(file) == ["a", "b"]

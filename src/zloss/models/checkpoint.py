@@ -130,7 +130,7 @@ def load_checkpoint(
             )
         wants_bos = wants_bos if tokenizer is None else loaded.wants_bos
         return replace(loaded, name=name, source=f"gguf:{gguf.name}", wants_bos=wants_bos)
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     check_not_bare_weights(name)
     check_folder_exists(name)
@@ -150,22 +150,11 @@ def load_checkpoint(
     if isinstance(tokenizer, str):
         tokenizer = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
     elif tokenizer is None:
-        files = "put its tokenizer files in the same folder"
-        remedy = (
-            f"{files}, or pass `tokenizer`, a folder or Hugging Face id that has them" if takes_tokenizer else files
-        )
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(identifier, **place)
-            speaks = _speaks(tokenizer)
-        except BaseException as error:
-            # A panic of the tokenizers library, which is written in Rust, is not an `Exception`.
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                raise
-            raise CheckpointError(
-                f"{name} has no tokenizer that can be loaded ({first_line(error)}): {remedy}."
-            ) from error
-        if not speaks:
-            raise CheckpointError(f"{name} has no tokenizer: {remedy}.")
+        remedy = "put its tokenizer files in the same folder"
+        if takes_tokenizer:
+            remedy += ", or pass `tokenizer`, a folder or Hugging Face id that has them"
+        none = f"{name} has no tokenizer"
+        tokenizer = _read_tokenizer(identifier, place, f"{none} that can be loaded", none, remedy)
     if not weights:
         model = _empty_model(name, config, trust_remote_code=trust_remote_code)
         return Checkpoint(name, "config", model.eval(), tokenizer, tokenizer_adds_bos(tokenizer))
@@ -197,27 +186,29 @@ def load_checkpoint(
 def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     """A tokenizer by folder or Hugging Face id."""
     _require_transformers()
-    from transformers import AutoTokenizer
-
     advice = "pass a folder with tokenizer files (tokenizer.json, tokenizer_config.json), or a Hugging Face id"
     if looks_like_a_path(name) and not Path(name).is_dir():
         raise CheckpointError(f"the tokenizer {name!r} cannot be loaded (there is no such folder): {advice}.")
     hub = {} if Path(name).is_dir() else hub_options()
+    place = {"trust_remote_code": trust_remote_code, **hub}
+    failure = f"the tokenizer {name!r} cannot be loaded"
+    return _read_tokenizer(name, place, failure, f"{failure} (its files give no token ids)", advice)
+
+
+def _read_tokenizer(identifier: str, place: Mapping[str, Any], failure: str, empty: str, remedy: str) -> Any:
+    from transformers import AutoTokenizer
+
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **hub)
-        speaks = _speaks(tokenizer)
+        tokenizer = AutoTokenizer.from_pretrained(identifier, **place)
+        ids = tokenizer("An audit needs words.", add_special_tokens=False).input_ids
     except BaseException as error:
+        # A panic of the tokenizers library, which is written in Rust, is not an `Exception`.
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
-        raise CheckpointError(f"the tokenizer {name!r} cannot be loaded ({first_line(error)}): {advice}.") from error
-    if not speaks:
-        raise CheckpointError(f"the tokenizer {name!r} cannot be loaded (its files give no token ids): {advice}.")
+        raise CheckpointError(f"{failure} ({first_line(error)}): {remedy}.") from error
+    if len(set(ids)) < 2:  # transformers makes an empty tokenizer for a folder that has none
+        raise CheckpointError(f"{empty}: {remedy}.")
     return tokenizer
-
-
-def _speaks(tokenizer: Any) -> bool:
-    """Whether a sentence gives token ids: transformers makes an empty tokenizer for a folder that has none."""
-    return len(set(tokenizer("An audit needs words.", add_special_tokens=False).input_ids)) > 1
 
 
 def _empty_model(name: str, config: Any, *, trust_remote_code: bool) -> nn.Module:

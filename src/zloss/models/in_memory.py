@@ -51,9 +51,10 @@ def checkpoint_in_memory(
     return Checkpoint(name, "memory", module, tokenizer, wants_bos, custom=custom)
 
 
-def unwrapped(model: Any) -> Any:
-    """The model inside torch.compile, DDP and PEFT."""
+def unwrapped(model: Any, check: Callable[[Any], None] = lambda wrapper: None) -> Any:
+    """The model inside torch.compile, DDP and PEFT; `check` is called with it and with every wrapper."""
     while True:
+        check(model)
         if hasattr(model, "_orig_mod"):
             model = model._orig_mod
         elif type(model).__name__ == "DistributedDataParallel":

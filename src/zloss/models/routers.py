@@ -179,10 +179,9 @@ def _top_k(router: nn.Module, config: Any) -> int | None:
     for holder in (router, config, getattr(config, "text_config", None), getattr(config, "ffn_config", None)):
         for name in ("top_k", "num_experts_per_tok", "moe_top_k", "moe_k"):
             value = getattr(holder, name, None)
-            if isinstance(value, int) and not isinstance(value, bool) and holder is not None and value > 0:
-                # On an old model config `top_k` is a setting of text generation.
-                if name == "top_k" and holder is config:
-                    continue
+            if name == "top_k" and holder is config:
+                continue  # on an old model config it is a setting of text generation
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
     return 1 if "Top1" in type(router).__name__ else None
 

@@ -33,6 +33,7 @@ from zloss.decide.thresholds import Thresholds
 from zloss.distributed import first_rank
 from zloss.errors import InputError, TrainingAlertError
 from zloss.optimizer.endpoints import THRESHOLDS
+from zloss.telemetry.trackers import alert_trackers
 
 Kind = Literal["ratio", "fall", "factor", "events"]
 
@@ -206,7 +207,10 @@ class AlertMonitor:
             rows = [row for row in self._history if rule.quantity in row]
             steps = [int(row["step"]) for row in rows]
             began = _change_began(steps, _column(rule.quantity, rows), base, 2 * spread, rising=now > base)
-        unchanged = _stayed_within_noise(_column("ce", before), _column("ce", after))
+        ce_before, ce_after = _column("ce", before), _column("ce", after)
+        unchanged = all((ce_before, ce_after)) and (
+            abs(median(ce_after) - median(ce_before)) <= 3 * _deviation(ce_before)
+        )
         return Alert(rule.quantity, rule.meaning, step, began, now, base, unchanged, rule.kind)
 
     def state_dict(self) -> dict[str, Any]:
@@ -228,7 +232,7 @@ logger = logging.getLogger("zloss")
 
 
 def alert_action(on_alert: OnAlert) -> Callable[[Alert], None]:
-    """The function that handles an alert."""
+    """The function that handles an alert. "log" and "raise" also send it to the active W&B and trackio runs."""
     if callable(on_alert):
         return on_alert
     if on_alert not in ("log", "raise"):
@@ -237,20 +241,19 @@ def alert_action(on_alert: OnAlert) -> Callable[[Alert], None]:
         )
 
     def act(alert: Alert) -> None:
+        if first_rank():  # every process sees the same numbers
+            alert_trackers(f"zloss: {alert.quantity}", str(alert))
+            if on_alert == "log":
+                logger.warning("%s", alert)
         if on_alert == "raise":
             raise TrainingAlertError(str(alert))
-        if first_rank():  # every process sees the same numbers
-            logger.warning("%s", alert)
 
     return act
 
 
-def exceeded_levels(
-    scalars: Mapping[str, float], vocab: int, thresholds: Thresholds | None = None
-) -> dict[str, tuple[float, float]]:
-    """Name of a scalar → (value, threshold), for each one above its threshold."""
-    chosen = Thresholds() if thresholds is None else thresholds
-    limits = {"mu_abs_p99": chosen.shift_over_log_v * math.log(vocab), "gain_p99": chosen.gain_99}
+def exceeded_levels(scalars: Mapping[str, float], vocab: int) -> dict[str, tuple[float, float]]:
+    """Name of a scalar → (value, threshold), for each one above its threshold in the decision map."""
+    limits = {"mu_abs_p99": Thresholds().shift_over_log_v * math.log(vocab), "gain_p99": Thresholds().gain_99}
     return {name: (scalars[name], limit) for name, limit in limits.items() if scalars.get(name, 0.0) > limit}
 
 
@@ -273,13 +276,6 @@ def _change(rule: AlertRule, now: float, base: float) -> tuple[float, float]:
     if rule.kind == "factor":
         return abs(now - base), math.log(rule.ratio)
     return (base - now, (rule.ratio - 1) * now) if rule.kind == "fall" else (now - base, (rule.ratio - 1) * base)
-
-
-def _stayed_within_noise(reference: Sequence[float], recent: Sequence[float]) -> bool:
-    """Whether the median stayed within three deviations of the reference; False if it is unknown."""
-    if not recent or not reference:
-        return False
-    return abs(median(recent) - median(reference)) <= 3 * _deviation(reference)
 
 
 def _change_began(steps: Sequence[int], values: Sequence[float], base: float, band: float, *, rising: bool) -> int:

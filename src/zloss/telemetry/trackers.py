@@ -1,9 +1,10 @@
-"""What goes to trackers: which scalars of a window, under which names, and which tracker versions are supported."""
+"""What goes to trackers: which scalars of a window, under which names; alerts; which tracker versions are supported."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
+import sys
 from collections.abc import Collection
 from typing import Literal
 
@@ -58,6 +59,18 @@ def chosen_names(scalars: Scalars) -> frozenset[str]:
 def for_trackers(numbers: dict[str, float], names: Collection[str] = KNOWN) -> dict[str, float]:
     """The finite numbers to log, under the names that trackers show."""
     return {f"{PREFIX}{name}": value for name, value in numbers.items() if name in names and math.isfinite(value)}
+
+
+def alert_trackers(title: str, text: str) -> None:
+    """Send a warning to the W&B run and the trackio run that are active in this process, if any.
+
+    A tracker that nobody has imported has no run. Trackio has alerts since 0.19 at the latest.
+    """
+    wandb, trackio = sys.modules.get("wandb"), sys.modules.get("trackio")
+    if wandb is not None and wandb.run is not None:
+        wandb.run.alert(title=title, text=text, level="WARN")
+    if trackio is not None and hasattr(trackio, "alert") and trackio.context_vars.current_run.get() is not None:
+        trackio.alert(title=title, text=text)
 
 
 LEAST = {"tensorboard": "2.19", "wandb": "0.20", "trackio": "0.10", "mlflow": "3.0"}

@@ -6,20 +6,16 @@ gradients times 2 is the gradient of the whole batch.
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.distributed.leave import leave
-from tests.forked import forked_ranks
+from tests.integrations.ranks import on_ranks
 from tests.integrations.transformers.small_models import GPT2, LLAMA, OBJECTIVE, batch, small, truth
 from zloss.integrations.transformers import apply
 
@@ -77,20 +73,15 @@ def run(name: str, how: str, first: bool) -> dict[str, float]:
     return {"loss": abs(float(total - wanted_loss)) / float(wanted_loss), "gradient": worst}
 
 
-def on_rank() -> None:
-    torch.set_num_threads(1)
+def all_cases() -> dict[str, dict[str, float]]:
     dist.init_process_group("gloo")
-    found = {case: run(*how) for case, how in CASES.items()}
-    if dist.get_rank() == 0:
-        json.dump(found, sys.stdout)
-    leave()
+    return {case: run(*how) for case, how in CASES.items()}
 
 
 @pytest.fixture(scope="module")
-def differences() -> dict[str, dict[str, float]]:
+def differences() -> Any:
     """One job for all cases."""
-    found: dict[str, dict[str, float]] = json.loads(forked_ranks(2, on_rank))
-    return found
+    return on_ranks(2, all_cases)
 
 
 @pytest.mark.slow

@@ -1,12 +1,14 @@
-"""The scalars of `attach` are read back from the trackers."""
+"""The scalars and alerts of `attach` are read back from the trackers."""
 
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,9 @@ from zloss.integrations.transformers import attach
 
 
 @pytest.mark.slow
-def test_scalars_come_back_from_every_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scalars_come_back_from_every_tracker_and_an_alert_from_those_that_have_alerts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = {
         "WANDB_MODE": "offline",
         "WANDB_SILENT": "true",
@@ -36,7 +40,9 @@ def test_scalars_come_back_from_every_tracker(tmp_path: Path, monkeypatch: pytes
 
     trackers = ["tensorboard", "wandb", "trackio", "mlflow"]
     trainer = make_trainer(small(), max_steps=2, report_to=trackers, output_dir=str(tmp_path / "out"), run_name="r")
-    attach(trainer, OBJECTIVE)
+    attached = attach(trainer, OBJECTIVE)
+    both = attached.window.both
+    monkeypatch.setattr(attached.window, "both", lambda: (both()[0], {"fp16_margin": math.nan}))
     wanted = [log["zloss/z"] for log in train(trainer)]
     import mlflow
     import wandb
@@ -53,24 +59,26 @@ def test_scalars_come_back_from_every_tracker(tmp_path: Path, monkeypatch: pytes
     (base,) = (tmp_path / "trackio").glob("*.db")
     with sqlite3.connect(base) as database:
         rows = [json.loads(row[0]) for row in database.execute("select metrics from metrics")]
+        alerts = list(database.execute("select title, text, level from alerts"))
     assert [row["train/zloss/z"] for row in rows if "train/zloss/z" in row] == pytest.approx(wanted)
+    alert = ("zloss: nonfinite", "step 1: not finite: fp16_margin.")
+    assert alerts == [(*alert, "warn")]
     (binary,) = tmp_path.rglob("*.wandb")
-    assert wandb_values(binary, "train/zloss/z") == pytest.approx(wanted)
+    histories = [
+        {item.key or "/".join(item.nested_key): item.value_json for item in history.item}
+        for history in wandb_records(binary, "history")
+    ]
+    values = [float(json.loads(items["train/zloss/z"])) for items in histories if "train/zloss/z" in items]
+    assert values == pytest.approx(wanted)
+    assert [(sent.title, sent.text, sent.level) for sent in wandb_records(binary, "alert")] == [(*alert, "WARN")]
 
 
-def wandb_values(file: Path, name: str) -> list[float]:
-    """The values of one scalar in an offline run of W&B, in the order they were logged."""
+def wandb_records(file: Path, kind: str) -> list[Any]:
+    """The records of one kind in an offline run of W&B, in the order they were written."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    found = []
-    for content in log_records(file.read_bytes()):
-        record = Record()
-        record.ParseFromString(content)
-        if record.WhichOneof("record_type") == "history":
-            items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
-            if name in items:
-                found.append(float(json.loads(items[name])))
-    return found
+    records = [Record.FromString(content) for content in log_records(file.read_bytes())]
+    return [getattr(record, kind) for record in records if record.WhichOneof("record_type") == kind]
 
 
 def log_records(data: bytes, block: int = 32768) -> Iterator[bytes]:

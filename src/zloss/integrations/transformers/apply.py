@@ -28,6 +28,7 @@ from zloss.head.loss import HeadLossOutput, outside_compile
 from zloss.head.options import Backend, HeadOptions
 from zloss.integrations.moe import HookHandle, RouterLossHandle, RouterZLoss, named_arguments
 from zloss.integrations.transformers.lazy_logits import LazyLogits, NoLogits, TrainingCall, output_head
+from zloss.models.in_memory import unwrapped
 from zloss.objectives import Objective
 from zloss.statistics import Statistics
 from zloss.telemetry.window import MicroBatch, micro_batch
@@ -76,7 +77,7 @@ def apply(
     >>> handle.remove()
     """
     options = HeadOptions(objective, label_smoothing=label_smoothing, statistics=statistics, backend=backend)
-    inner = _language_model(model)
+    inner = unwrapped(model, _refuse_wrapper)
     require_version("transformers", LEAST_TRANSFORMERS, "`apply`", "audit")
     _refuse_known(inner, objective)
     output_head(inner)
@@ -91,30 +92,20 @@ def apply(
     return handle
 
 
-def _language_model(model: Any) -> Any:
-    """The model of transformers inside DDP, torch.compile and PEFT wrappers."""
-    while True:
-        kind = type(model).__name__
-        if kind == "DataParallel":
+def _refuse_wrapper(model: Any) -> None:
+    if type(model).__name__ == "DataParallel":
+        raise UnsupportedModelError(
+            "nn.DataParallel runs copies of the model in threads, whose hooks share one handle: use "
+            "DistributedDataParallel (`torchrun` or `accelerate launch`)."
+        )
+    if hasattr(model, "get_base_model"):
+        try:
+            require_version("peft", LEAST_PEFT, "A PEFT model", "peft")
+        except OutdatedDependencyError as error:
             raise UnsupportedModelError(
-                "nn.DataParallel runs copies of the model in threads, whose hooks share one handle: use "
-                "DistributedDataParallel (`torchrun` or `accelerate launch`)."
-            )
-        if hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        elif kind == "DistributedDataParallel":
-            model = model.module
-        elif hasattr(model, "get_base_model"):
-            try:
-                require_version("peft", LEAST_PEFT, "A PEFT model", "peft")
-            except OutdatedDependencyError as error:
-                raise UnsupportedModelError(
-                    f"peft {error.installed} calls the inner model's `forward` past its hooks, so Z would be left out: "
-                    f"install peft ≥ {LEAST_PEFT} (pip install --upgrade 'zloss[peft]')."
-                ) from error
-            model = model.get_base_model()
-        else:
-            return model
+                f"peft {error.installed} calls the inner model's `forward` past its hooks, so Z would be left out: "
+                f"install peft ≥ {LEAST_PEFT} (pip install --upgrade 'zloss[peft]')."
+            ) from error
 
 
 def _refuse_known(model: Any, objective: Objective) -> None:
@@ -223,21 +214,17 @@ def _forbid_backward(model: nn.Module, output: Any, given: dict[str, Any]) -> No
     """Make a backward pass from a loss that did not go through zloss raise: it would train without Z. Reading it is fine."""
     name = type(model).__name__
     if _has_labels(given):
-        part, why = (
-            "loss",
-            (
-                f"{name} is in evaluation mode, so its loss has no Z: call model.train() before training "
-                "(Lightning leaves models from `from_pretrained` in evaluation mode)."
-            ),
+        part = "loss"
+        why = (
+            f"{name} is in evaluation mode, so its loss has no Z: call model.train() before training "
+            "(Lightning leaves models from `from_pretrained` in evaluation mode)."
         )
     elif model.training:
-        part, why = (
-            "logits",
-            (
-                f"{name} was called in training mode without `labels`, so the loss was computed outside the model and has no Z. "
-                "A label smoother or `compute_loss_func` of a Trainer takes the labels away: pass `label_smoothing` to zloss "
-                "instead, or compute the loss with zloss.logits_loss."
-            ),
+        part = "logits"
+        why = (
+            f"{name} was called in training mode without `labels`, so the loss was computed outside the model and has no Z. "
+            "A label smoother or `compute_loss_func` of a Trainer takes the labels away: pass `label_smoothing` to zloss "
+            "instead, or compute the loss with zloss.logits_loss."
         )
     else:
         return
