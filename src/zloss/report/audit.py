@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zloss.decide.stages import DECOMPOSITION, SOURCE, TRANSPORT, usual_range
+from zloss.decide.thresholds import stored_thresholds
 from zloss.report.audit_figures import audit_figures, compared_figures
 from zloss.report.document import (
+    Block,
     Card,
     Cell,
     Column,
@@ -34,26 +36,15 @@ from zloss.report.numbers import coefficient, factor, number, percent, seconds
 from zloss.report.router import findings_document
 from zloss.results.audit import NOT_MEASURED, AuditReport, ExtremeTable, ExtremeToken, Precision, TiedPaths
 from zloss.results.decision import ActionVerdict, Consequence, Decision, Effect
-from zloss.results.quantities import BY_KEY, HEAD, HEADLINE, Definition, symbol
+from zloss.results.quantities import BY_KEY, HEAD, HEADLINE, NAMES, Definition, symbol
 from zloss.results.record import to_plain
 
-MOVES_LITTLE = 0.02
-"""Ratios within this of 1 are called unchanged."""
 CAPPED = {
     "a_p_99": "p99 output-to-hidden gain through the softcap, ‖WᵀCp‖/‖p‖ with C = diag(1 − tanh²(z/cap))",
     "a_p_mean": "mean output-to-hidden gain through the softcap",
     "delta_u_99": "tail of the source that reaches the hidden state through the softcap, per token at λ_diag",
 }
 """Quantities that mean something else where the logits are capped."""
-NAMES = {
-    "mu_abs_99": "Common shift",
-    "p_z_999": "Log-normalizer tail",
-    "a_p_99": "Output-to-hidden gain",
-    "delta_u_99": "Z gradient at the hidden state",
-    "diag_z": "Z-loss value",
-    "r_z": "Z gradient relative to CE",
-}
-"""Plain names of the headline quantities."""
 CARD_STAGES = {
     "mu_abs_99": SOURCE.name,
     "p_z_999": DECOMPOSITION.name,
@@ -114,7 +105,7 @@ def audit_document(
         ),
         Group("cards", tuple(_cards(report))),
         heading("Decision map", "decisions", "Decisions"),
-        *decision_document(report.decisions, models=models, advice=ADVICE),
+        *decision_document(report.decisions, Text(f"{tally(report.decisions)}.{ADVICE}", "lead"), models),
         heading("Gradient geometry", "figures", "Figures"),
         *([Group("three", tuple(figures["gradient_geometry"]))] if figures["gradient_geometry"] else []),
         Text(_sample(report), "soft"),
@@ -128,7 +119,7 @@ def audit_document(
         document += [heading("Extreme tokens in context", "tokens", "Tokens"), Group("tabs", tuple(extremes))]
     document += [
         heading("All numbers", "numbers", "Numbers"),
-        *(Text(sentence) for sentence in summarize(report)),
+        *map(Text, remarks(report)),
         numbers_table(report),
         Group("columns", (_gradients(report), _tied_paths(report), _spacing(report))),
     ]
@@ -169,30 +160,37 @@ def audit_summary(report: AuditReport, *, models: str | None = None, verbose: bo
         return [*document, *more, Text("All numbers and the decision map: --verbose, or the page.", "soft")]
     return [
         *document,
-        *(Text(sentence) for sentence in summarize(report)),
+        *map(Text, remarks(report)),
         numbers_table(report),
         Text("Other symbols and keys: zloss glossary WORD", "soft"),
         *(findings_document(report.router) if report.router is not None else ()),
-        *(decision_summary(report.decisions, models=models) if report.decisions else ()),
+        *(decision_document(report.decisions, map_heading(report.decisions), models) if report.decisions else ()),
     ]
 
 
-def decision_document(decisions: Sequence[Decision], *, models: str | None = None, advice: str = "") -> Document:
-    """The counts of verdicts and every stage; `models` says which joined result is of which model."""
-    return [
-        Text(f"{tally(decisions)}.{advice}", "lead"),
-        *([Text(models, "banner")] if models else []),
-        Items(tuple(_stage(decision, place) for place, decision in enumerate(decisions))),
-    ]
+def decision_document(decisions: Sequence[Decision], first: Block, models: str | None = None) -> Document:
+    """Every stage under `first`, which counts them; stages that were not evaluated for one reason share a line.
+
+    `models` says which joined result is of which model.
+    """
+    items = []
+    for _, found in itertools.groupby(enumerate(decisions, 1), lambda numbered: numbered[1].reason):
+        (place, decision), *others = found
+        if not others:
+            items.append(_stage(decision, place))
+            continue
+        together = (decision, *(other for _, other in others))
+        names = ", ".join(one.stage for one in together)
+        risks = Terms(tuple((one.stage, one.risk) for one in together))
+        short = stage_item(decision)
+        name, text = f"Stages {place} to {place + len(others)}", f"{names}: {short.text}"
+        items.append(replace(short, name=name, text=text, body=(risks,)))
+    return [first, *([Text(models, "banner")] if models else []), Items(tuple(items))]
 
 
-def decision_summary(decisions: Sequence[Decision], *, models: str | None = None) -> Document:
-    """The same for a terminal."""
-    return [
-        Heading(f"Decision map: {tally(decisions)}"),
-        *([Text(models)] if models else []),
-        Items(tuple(_stage(decision, place) for place, decision in enumerate(decisions))),
-    ]
+def map_heading(decisions: Sequence[Decision]) -> Heading:
+    """The decision map on a terminal."""
+    return Heading(f"Decision map: {tally(decisions)}")
 
 
 def stage_item(decision: Decision, *, actions: bool = True) -> Item:
@@ -203,7 +201,7 @@ def stage_item(decision: Decision, *, actions: bool = True) -> Item:
 
 
 def _stage(decision: Decision, place: int) -> Item:
-    """A stage with all there is to say about it."""
+    """A stage with its number and all there is to say about it."""
     trigger = decision.trigger
     if decision.value is not None:
         named = f" `{decision.threshold_name}`" if decision.threshold_name else ""
@@ -221,9 +219,11 @@ def _stage(decision: Decision, place: int) -> Item:
         ("Not guaranteed", decision.not_guaranteed),
         ("Evidence", decision.evidence),
     )
-    title = "What the action would change, measured on this text" if place < OUTPUT_STAGES else "Measured"
+    title = "What the action would change, measured on this text" if place <= OUTPUT_STAGES else "Measured"
+    # The λ that meets the budget of R_Z is the same for every stage: it is among the numbers of the gradient.
+    effects = [effect for effect in decision.measured if not effect.quantity.startswith("λ for R_Z")]
     measured = table(
-        decision.measured,
+        effects,
         (
             (Column("quantity", "text"), lambda effect: Cell(symbol(effect.quantity), note=effect.note)),
             ("before", lambda effect: _effect_number(effect, effect.before)),
@@ -234,19 +234,19 @@ def _stage(decision: Decision, place: int) -> Item:
         name="effects",
         sortable=False,
     )
-    # The λ on budget is the same for every stage and is part of the summary.
     changes = "; ".join(
         f"{symbol(effect.quantity)} {_effect_number(effect, effect.before)} → {_effect_number(effect, effect.after)}"
-        for effect in decision.measured
-        if effect.unit != "λ"
+        for effect in effects
     )
     short = stage_item(decision)
+    harmless = bool(decision.fired) and consequence is not None and consequence.matters is False
     return replace(
         short,
-        name=f"{place + 1}. {decision.stage}",
+        text=f"{short.text} Harmless here." if harmless else short.text,
+        name=f"{place}. {decision.stage}",
         more=(*short.more, (changes, "soft")) if decision.fired and changes else short.more,
-        body=(Terms(facts), *([measured] if decision.measured else [])),
-        expanded=bool(decision.fired),
+        body=(Terms(facts), *([measured] if effects else [])),
+        expanded=bool(decision.fired) and not harmless,
     )
 
 
@@ -283,37 +283,9 @@ def _facts(report: AuditReport) -> str:
     return " · ".join(facts)
 
 
-def summarize(report: AuditReport) -> list[str]:
-    """Sentences on the common shift, on what centering changes, on the λ that meets the R_Z budget, and the notes."""
-    done = f"it covers {report.finished_blocks or 0} of {report.corpus.blocks} blocks"
-    partial = "" if report.status == "complete" else f"This audit was interrupted: {done}."
-    shift = ""
-    source = next((decision for decision in report.decisions if decision.stage == SOURCE.name), None)
-    if source is not None and source.value is not None:
-        shift = (
-            f"The common shift is {'large' if source.fired else 'small'}: {symbol('mu_abs_99')} is {number(source.value)} nats "
-            f"against a threshold of {number(source.threshold)}."
-        )
-    sentences = (partial, shift, _centering(report), _budget(report), *report.notes)
-    return [sentence for sentence in sentences if sentence]
-
-
-def _centering(report: AuditReport) -> str:
-    verbs: dict[str, list[str]] = {"lowers": [], "raises": [], "keeps": []}
-    for key in ("p_z_999", "a_p_99", "delta_u_99"):
-        before, after = getattr(report.heads.raw, key), getattr(report.heads.centered, key)
-        if before and after is not None:
-            ratio = after / before
-            verb = "keeps" if abs(ratio - 1) <= MOVES_LITTLE else "lowers" if ratio < 1 else "raises"
-            verbs[verb].append(f"{symbol(key)} from {number(before)} to {number(after)} ({factor(ratio)})")
-    # Commas between the items, and "and" before the last.
-    parts = [
-        f"{verb} {' and '.join(filter(None, (', '.join(items[:-1]), items[-1])))}"
-        for verb, items in verbs.items()
-        if items
-    ]
-    said = f"Centering leaves PPL at {number(report.ppl)}; on this text it {', and it '.join(parts)}."
-    return said if parts else ""
+def remarks(report: AuditReport) -> list[str]:
+    """The λ that meets the R_Z budget, and the notes."""
+    return [sentence for sentence in (_budget(report), *report.notes) if sentence]
 
 
 def _budget(report: AuditReport) -> str:
@@ -354,7 +326,14 @@ def _cards(report: AuditReport) -> list[Card]:
 
 def _card_verdict(key: str, report: AuditReport) -> tuple[str, Tone]:
     """Which direction is worse and whether the value matters here, with its tone."""
-    stage = CARD_STAGES.get(key)
+    raw, gradient, stage = _of_head(report, "raw", key), report.gradient, CARD_STAGES.get(key)
+    if key == "diag_z" and raw is not None and report.ppl is not None and report.ppl > 1:
+        return f"Lower is better. It adds {percent(raw / math.log(report.ppl))} to the cross-entropy.", ""
+    if key == "r_z" and raw is not None and gradient is not None:
+        budget = stored_thresholds(report.thresholds).r_z_budget
+        beyond = max(raw, gradient.whole_model.r_z or 0.0) > budget
+        said = f"Higher is stronger. {'Beyond' if beyond else 'Within'} the budget of {percent(budget)}."
+        return said, "fired" if beyond else "quiet"
     found = next((one for one in report.decisions if one.stage == stage), None)
     if found is None or found.consequence is None:
         return "Lower is better.", ""

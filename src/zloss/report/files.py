@@ -14,8 +14,9 @@ from zloss.report.audit import (
     audit_document,
     audit_summary,
     decision_document,
-    decision_summary,
+    map_heading,
     side_by_side_document,
+    tally,
 )
 from zloss.report.audit_figures import audit_figures, thin
 from zloss.report.comparison import comparison_document, comparison_page, comparison_summary
@@ -109,7 +110,11 @@ def page_document(results: DecidedResults) -> Document:
     named = list(zip(audit_names(results.audits), results.audits, strict=True))
     several = len(named) > 1
     above: Document = [Text(f"{len(named)} audits side by side", "kicker"), Heading(Plain(title), 1)]
-    decided = [] if shared is None else [decision_document(shared.decisions, models=results.maps[0].models)]
+    decided = []
+    if shared is not None:
+        decided = [
+            decision_document(shared.decisions, Text(f"{tally(shared.decisions)}.", "lead"), results.maps[0].models)
+        ]
     routers = [*map(measured_document, results.measured_routers), *map(router_scale_document, results.router_scales)]
     before = _section(
         "recommendation", "Recommendation", "", [recommendation_document(found) for found in results.recommendations]
@@ -131,7 +136,13 @@ def page_document(results: DecidedResults) -> Document:
         ("decisions", "Decisions", "Decision map", decided),
         ("reproductions", "Reproductions", "", [*map(reproduction_document, results.reproductions)]),
     )  # fmt: skip
-    after = [block for section in sections for block in _section(*section)]
+    # The title of a page says what its only kind of result is.
+    alone = not before and sum(bool(parts) for *_, parts in sections if parts is not decided) == 1
+    after = [
+        block
+        for anchor, link, name, parts in sections
+        for block in _section(anchor, link, "" if alone and parts is not decided else name, parts)
+    ]
     return [*before, *([Heading(title, 1)] if shared is not None else []), *after]
 
 
@@ -151,7 +162,7 @@ def terminal_document(results: DecidedResults, *, verbose: bool = False) -> Docu
         named = list(zip(audit_names(audits), audits, strict=True))
         decided = [side_by_side_document(named, models=[one.models for one in maps])]
     else:
-        decided = [decision_summary(one.decisions, models=one.models) for one in maps]
+        decided = [decision_document(one.decisions, map_heading(one.decisions), one.models) for one in maps]
     parts = (
         *map(loss_audit_summary, results.loss_audits),
         *map(comparison_summary, results.comparisons),
