@@ -83,7 +83,7 @@ def test_differences_are_paired_and_judged_in_one_coordinate(runs: Path, capsys:
     below = printed[printed.index("  verdict: inconclusive") :].splitlines()
     assert all(len(line) <= 80 for line in below if not line.startswith(str(runs)))
     page = (runs / "report.html").read_text()
-    (verdicts_table,) = re.findall(r'<table class="sortable quality">.*?</table>', page, flags=re.DOTALL)
+    (verdicts_table,) = re.findall(r'<table class="sortable stacked quality">.*?</table>', page, flags=re.DOTALL)
     assert verdicts_table.count('<td class="prose"') == 3 * 5
     assert page.count("<figure ") >= 3
     assert page.index('id="comparisons"') < page.index("Paired differences") < page.index("Gradient norm tail")

@@ -81,9 +81,10 @@ def test_audit(model: str, prints: Prints) -> None:
     text = "\n".join(prints("audit", model, *AUDIT, *ENOUGH, "--verbose", "--out", f"audit-{model}"))
     decisions = json.loads(Path(f"audit-{model}/report.json").read_text())["decisions"]
     for decision in decisions:
-        word = {True: "● fired", False: "● quiet", None: "○ open"}[decision["fired"]]
-        (line,) = [line for line in text.splitlines() if line[:1] in ("●", "○") and decision["stage"] in line]
-        assert line.startswith(word), "a fired and a quiet stage differ by a word"
+        assert decision["stage"] in " ".join(text.split())
+        if decision["fired"] is not None:
+            (line,) = [line for line in text.splitlines() if line[:1] == "●" and decision["stage"] in line]
+            assert line.startswith("● fired" if decision["fired"] else "● quiet"), "they differ by a word"
     assert "P_Z^99.9: p99.9 of |log Z − c|, the log-normalizer tail, in nat" in text
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from zloss.decide.answer import decide_records
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
-from zloss.results.files import load_results, read_record, split_results, write_record
+from zloss.results.files import load_results, read_record, write_record
 from zloss.results.loss_audit import LossAudit
 from zloss.results.provenance import recorded_command
 
@@ -25,12 +26,13 @@ def test_kinds_are_told_apart_and_foreign_json_is_passed_over(
     results = load_results([tmp_path])
     kinds = {result.path.name: result.kind for result in results}
     assert kinds == {"report.json": "audit", "loss.json": "loss-audit", "comparison.json": "comparison"}
-    (audit,), losses, comparisons = split_results(results)
-    assert audit.heads == report.heads
-    assert (losses, comparisons) == ((loss_audit,), (comparison,))
+    decided = decide_records(result.record for result in results)
+    assert decided.audits[0].heads == report.heads
+    assert decided.loss_audits == (loss_audit,)
+    assert [one.methods for one in decided.comparisons] == [comparison.methods]
     assert read_record(tmp_path / "comparison.json", Comparison) == comparison
     with pytest.raises(InputError, match="no result was given"):
-        split_results([])
+        load_results([])
 
 
 def test_a_record_is_read_from_its_own_schema_only(comparison: Comparison, tmp_path: Path) -> None:

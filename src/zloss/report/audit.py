@@ -367,8 +367,6 @@ def numbers_table(report: AuditReport) -> Table:
         notes = []
         for head in ("raw", "centered") if label.key not in of_gradient else ():
             path = f"heads.{head}.{label.key}"
-            if (bound := report.quantile_bounds.get(path)) is not None:
-                notes.append(f"{head} within {number(bound.lower)} … {number(bound.upper)}")
             if _of_head(report, head, label.key) is None:
                 notes.append(f"{head}: {report.reason(path) or NOT_MEASURED}")
         return Cell(label.meaning, note="; ".join(notes), tone="soft")

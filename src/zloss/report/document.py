@@ -43,7 +43,7 @@ class Text:
     """A paragraph: "facts" are short and separated by dots, an "item" belongs to a list, "code" is copied as it is."""
 
     sentence: str
-    style: Literal["", "strong", "soft", "lead", "summary", "answer", "banner", "kicker", "facts", "item", "code"] = ""
+    style: Literal["", "strong", "soft", "lead", "answer", "banner", "kicker", "facts", "item", "code"] = ""
     tone: Tone = ""
 
 

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from zloss.decide.answer import DecidedResults, audit_names, decide_results
+from zloss.decide.answer import DecidedResults, audit_names, decide_records
 from zloss.report.audit import (
     audit_document,
     audit_summary,
@@ -33,25 +33,13 @@ from zloss.report.router import measured_document, router_scale_document
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.decision import DecisionMaps
-from zloss.results.drift import FILE as DRIFT_FILE
 from zloss.results.drift import Drift
-from zloss.results.files import KINDS, Result, write_record
+from zloss.results.files import PLURALS, Reported, Result, write_record
 from zloss.results.folder import DECISIONS_FILE, FIGURES, PAGE_FILE, TOKENS_FILE, remove_leftovers
-from zloss.results.implementation_audit import FILE as IMPLEMENTATION_FILE
 from zloss.results.io import write_text
-from zloss.results.recommendation import FILE as RECOMMENDATION_FILE
 from zloss.results.recommendation import Recommendation
 from zloss.results.record import ResultRecord
 
-RECORD_FILES = {
-    "audits": "report.json",
-    "loss_audits": "report.json",
-    "comparisons": "comparison.json",
-    "implementation_audits": IMPLEMENTATION_FILE,
-    "drifts": DRIFT_FILE,
-    "recommendations": RECOMMENDATION_FILE,
-}
-"""Name of a result among `DecidedResults` → its file."""
 FIGURE_NAMES = ("gradient_geometry", "tails", "spectrum", "drift_source", "drift_transport")
 """Names of the figure files, without their formats."""
 
@@ -68,20 +56,15 @@ def render_page(results: DecidedResults, *, static: bool = False) -> str:
 
 NOTEBOOK_TOKENS = 250
 """Tokens of a scatter panel in a notebook, which keeps every picture in its file."""
-ARGUMENTS: dict[str, str] = {kind: f"{kind.replace('-', '_')}s" for kind in KINDS.values()}
-ARGUMENTS["measured-router-scale"] = "measured_routers"
-"""Kind of result → the argument of `decide_results` that takes it."""
 
 
 def notebook_html(record: ResultRecord) -> str | None:
     """The page of one result as a frame for a notebook, without scripts; None for a record without a page."""
-    kind = KINDS.get(type(record))  # type: ignore[arg-type]
-    if kind is None:
+    if not isinstance(record, Reported):
         return None
     if isinstance(record, AuditReport) and record.figures.geometry is not None:
         record = thin(record, NOTEBOOK_TOKENS / max(len(record.figures.geometry), 1))
-    given: dict[str, Any] = {ARGUMENTS[kind]: (record,)}
-    page = escape(render_page(decide_results(**given), static=True))
+    page = escape(render_page(decide_records([record]), static=True))
     return f'<iframe sandbox width="100%" height="640" style="border:0" srcdoc="{page}"></iframe>'
 
 
@@ -182,8 +165,8 @@ def write_result(folder: Path, results: DecidedResults, *, figures: bool = True)
 
     Each file appears whole or not at all, and nothing of an earlier result stays.
     """
-    ((kind, record),) = ((kind, record) for kind in RECORD_FILES for record in getattr(results, kind))
-    file, page, text = folder / RECORD_FILES[kind], folder / PAGE_FILE, folder / "comparison.md"
+    (record,) = (record for name in PLURALS.values() for record in getattr(results, name))
+    file, page, text = folder / record.FILE, folder / PAGE_FILE, folder / "comparison.md"
     written = [file, page]
     if isinstance(record, Comparison):
         write_text(text, to_markdown(comparison_page(record)))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from zloss.decide.stages import remedies_for
+from zloss.decide.stages import inside, remedies_for
 from zloss.report.document import (
     Cell,
     Column,
@@ -176,7 +176,7 @@ def bottom_line(audit: LossAudit) -> tuple[str, Tone]:
 def what_to_do(audit: LossAudit) -> str:
     """The remedy of every finding in one sentence; empty if there is none."""
     remedy = remedies_for([finding.id for finding in audit.found])
-    return f"What to do: {remedy[0].lower()}{remedy[1:]}." if remedy else ""
+    return f"What to do: {inside(remedy)}." if remedy else ""
 
 
 def severity(finding: Finding) -> str:
