@@ -112,12 +112,11 @@ def _verdict(drift: Drift) -> list[Text]:
 def _movements(drift: Drift) -> Document:
     """What moved or could not be evaluated, and the names of the rest."""
     shown = [one for one in drift.movements if one.state != "quiet"]
-    still = ", ".join(_movement_name(one) for one in drift.movements if one.state == "quiet")
+    still = "; ".join(_movement_name(one) for one in drift.movements if one.state == "quiet")
     columns: Columns = (
         (Column("number", "text"), _movement_name),
         (Column("verdict", "text"), lambda one: Cell(STATES[one.state][1], STATES[one.state][1], STATES[one.state][0])),
-        *((name, name) for name in ("before", "after", "noise")),
-        ("first seen at step", "began"),
+        ("noise", "noise"),
         (Column("what was seen", "prose"), lambda one: one.reason),
     )
     return [

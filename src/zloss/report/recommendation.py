@@ -137,10 +137,9 @@ def _arms(found: Recommendation, *, whole: bool) -> Document:
     more = (
         (Column("what was seen", "prose"), lambda arm: arm.reason),
         (Column("proposed by", "prose"), lambda arm: ", ".join(arm.stages)),
-        (Column("λ", "prose"), lambda arm: arm.note),
     )
     columns: Columns = (
-        (Column("arm", "text"), lambda arm: Cell(Plain(arm.label), arm.label)),
+        (Column("arm", "text"), lambda arm: Cell(Plain(arm.label), arm.label, note=arm.note if whole else "")),
         (Column("selection", "text"), lambda arm: arm.state),
         (Column("confirmation", "text"), lambda arm: Cell(arm.confirmed or MISSING, arm.confirmed or "")),
         ("ΔCE", lambda arm: _present(arm.delta_ce, "{:+.4f}")),
