@@ -49,7 +49,7 @@ class DiagnosticGradient:
 
 @dataclass(frozen=True)
 class GradientInfo(DiagnosticGradient):
-    """The section of an audit."""
+    """Gradients of CE and of Z on the diagnostic batch of an audit, both mean-reduced over its predictions."""
 
     scope: str = "output_head"
     """The tensor of `raw` and `centered`: the tied table with both paths, or the untied projection."""
