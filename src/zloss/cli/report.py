@@ -33,7 +33,7 @@ class Report:
     quiet: bool = False
     """Print nothing but errors."""
     verbose: bool = False
-    """Also print all numbers and the decision map of an audit."""
+    """Also print all numbers of audits and comparisons, and the decision map of an audit."""
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
     def run(self, argv: Sequence[str]) -> int:

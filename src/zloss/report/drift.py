@@ -85,13 +85,7 @@ def drift_document(drift: Drift) -> Document:
 
 
 def drift_summary(drift: Drift) -> Document:
-    """What a terminal shows: the checkpoints, the finding, and what moved."""
-    moved = [one for one in drift.movements if one.state in ("invisible", "with_ce")]
-    columns: Columns = (
-        (Column("", "text"), lambda one: Cell(_movement_name(one), tone=STATES[one.state][0])),
-        (Column("", "text"), lambda one: f"{number(one.before)} → {number(one.after)}"),
-        (Column("", "prose"), lambda one: f"first seen at step {one.began}, {STATES[one.state][1]}"),
-    )
+    """What a terminal shows: the finding and the checkpoints."""
     predictions = number(drift.blocks * drift.block_size)
     return [
         Heading(Plain(f"{drift.model}: {len(drift.checkpoints)} checkpoints on {drift.corpus}"), 1),
@@ -99,7 +93,6 @@ def drift_summary(drift: Drift) -> Document:
         Text(f"{predictions} predictions, ΔCE in nats from the checkpoint before", "soft"),
         _checkpoints(drift, NARROW, digits=3),
         *(Text(note) for note in drift.notes),
-        *([table(moved, columns)] if moved else []),
     ]
 
 

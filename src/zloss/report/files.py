@@ -148,7 +148,7 @@ def terminal_document(results: DecidedResults, *, verbose: bool = False) -> Docu
         decided = [decision_document(one.decisions, map_heading(one.decisions), one.models) for one in maps]
     parts = (
         *map(loss_audit_summary, results.loss_audits),
-        *map(comparison_summary, results.comparisons),
+        *(comparison_summary(comparison, verbose=verbose) for comparison in results.comparisons),
         *map(implementation_audit_summary, results.implementation_audits),
         *decided,
         *map(recommendation_summary, results.recommendations),

@@ -88,7 +88,7 @@ def loss_audit_summary(audit: LossAudit, *, whole: bool = False, elsewhere: str 
         Text(f"It applies: {headline(audit)}"),
         Text(source_line(audit), "soft"),
         *(Text(sentence, "soft") for sentence in target_model_lines(audit)),
-        *([findings_table(audit.findings if whole else audit.found)] if whole or audit.found else []),
+        *([findings_table(audit.findings if whole else audit.found, witnessed=whole)] if whole or audit.found else []),
         *(
             Text(f"# {finding.id}\n{finding.witness.code(linear=bool(audit.provenance.get('linear')))}", "code")
             for finding in (audit.found if whole else ())
@@ -113,8 +113,8 @@ def _others(audit: LossAudit) -> Document:
     return [Items((item,))] if rest else []
 
 
-def findings_table(findings: Sequence[Finding]) -> Table:
-    """One line per check: errors, warnings and notes first, then passes and what did not apply."""
+def findings_table(findings: Sequence[Finding], *, witnessed: bool = True) -> Table:
+    """One line per check, with its witness: errors, warnings and notes first, then passes and what did not apply."""
     order = list(SEVERITIES)
 
     def verdict(finding: Finding) -> Cell:
@@ -123,7 +123,7 @@ def findings_table(findings: Sequence[Finding]) -> Table:
         return Cell(f"{mark} {found.replace('_', ' ')}", order.index(found), tone)
 
     def seen(finding: Finding) -> Cell:
-        return Cell(finding.sentence, note="" if finding.witness is None else finding.witness.line)
+        return Cell(finding.sentence, note=finding.witness.line if finding.witness is not None and witnessed else "")
 
     def figure(finding: Finding) -> Cell:
         return Cell("" if finding.figure is None else number(finding.figure), finding.figure)
