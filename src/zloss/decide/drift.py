@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -23,9 +23,10 @@ from zloss.decide.intervals import (
     text_resamples,
 )
 from zloss.decide.stages import inside
+from zloss.decide.thresholds import Limits
 from zloss.errors import InputError
 from zloss.results.drift import CeChange, Drift, KeptCheckpoint, Movement
-from zloss.results.options import Coordinate, check_numbers
+from zloss.results.options import Coordinate
 from zloss.results.provenance import Provenance
 from zloss.results.quantities import plain_name, symbol
 from zloss.results.run_metrics import GAIN, SHIFT, SHIFT_SQUARED, VIOLATION
@@ -35,7 +36,7 @@ LEAST_CHECKPOINTS = 2
 
 
 @dataclass(frozen=True)
-class DriftLimits:
+class DriftLimits(Limits):
     """When a number of a head counts as moved, and when cross-entropy counts as still.
 
     The paper does not compare checkpoints of one run: these limits are ours, each with its reason.
@@ -57,17 +58,10 @@ class DriftLimits:
     least_share: float = 0.01
     """E_1 moves only when it changes by more than this share of the head's energy."""
 
-    def __post_init__(self) -> None:
-        check_numbers(self, [field.name for field in fields(self)])
-
     @property
     def ce_tolerance(self) -> float:
         """`ppl_tolerance` in nats of CE: log(1 + share)."""
         return math.log1p(self.ppl_tolerance)
-
-    def to_dict(self) -> dict[str, float]:
-        """Name → value, as drift.json stores them."""
-        return dict(asdict(self))
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,10 @@ from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import HiddenStates, find_head, hidden_states
 from zloss.objectives import Objective
 from zloss.optimizer.endpoints import endpoints
-from zloss.results.audit import NO_INPUT_PATH, DiagnosticGradient, GradientNumbers, Heads
+from zloss.results.audit import NO_INPUT_PATH, GradientNumbers, Heads
 from zloss.results.comparison import FEW_STEPS
 from zloss.results.run_config import RecordedRun, TrainConfig
-from zloss.results.run_metrics import RoutingMetrics, RunGradients, RunMetrics
+from zloss.results.run_metrics import DiagnosticGradient, RoutingMetrics, RunGradients, RunMetrics
 from zloss.results.steps import StepRecord
 from zloss.text import Blocks
 from zloss.train.data import TrainData
