@@ -130,7 +130,7 @@ def input_path_consequence(report: AuditReport, limits: Thresholds) -> Consequen
         return Consequence(quantity, None, limit, "", False, "The head is untied: there is no input path.")
     why = OLD_REPORT if planned is None else report.reason("tied_paths") or "it was not measured"
     said = "The Z gradient through the input embedding is {} of the CE gradient of the tied table"
-    return _share(quantity, planned and planned.input_path, limit, said, why)
+    return _share(quantity, None if planned is None else planned.input_path, limit, said, why)
 
 
 def _share(quantity: str, value: float | None, limit: float, said: str, why: str) -> Consequence:
@@ -213,7 +213,8 @@ def _noise(report: AuditReport) -> tuple[str, NoiseNumbers | None, dict[str, Any
     if planned.logits == "fp32":
         return "fp32", None, {"matters": False, "reason": "The logits are kept in fp32, so there is no 16-bit noise."}
     why = sentence(report.reason("logit_noise") or "it was not measured")
-    return planned.logits, measured and getattr(measured, planned.logits), {"matters": None, "reason": why}
+    noise = None if measured is None else getattr(measured, planned.logits)
+    return planned.logits, noise, {"matters": None, "reason": why}
 
 
 # Verdict
