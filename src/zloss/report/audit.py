@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from zloss.decide.stages import DECOMPOSITION, SOURCE, TRANSPORT, usual_range
 from zloss.decide.thresholds import stored_thresholds
@@ -34,7 +35,7 @@ from zloss.report.document import (
 from zloss.report.logprobs import logprob_document
 from zloss.report.numbers import coefficient, factor, number, percent, seconds
 from zloss.report.router import findings_document
-from zloss.results.audit import NOT_MEASURED, AuditReport, ExtremeTable, ExtremeToken, Precision, TiedPaths
+from zloss.results.audit import NOT_MEASURED, AuditReport, ExtremeTable, ExtremeToken
 from zloss.results.decision import ActionVerdict, Consequence, Decision, Effect
 from zloss.results.quantities import BY_KEY, HEAD, HEADLINE, NAMES, Definition, symbol
 from zloss.results.record import to_plain
@@ -388,46 +389,42 @@ def numbers_table(report: AuditReport) -> Table:
 
 def _gradients(report: AuditReport) -> Table:
     gradient, budget = report.gradient, report.lambda_budget
-    title = "Gradient of the head"
-    if gradient is None:
-        return _small(title, (), (), report.reason("gradient") or NOT_MEASURED)
-    at = "" if budget is None else f" = {number(budget.r_z)}"
-    how = f"{gradient.reduction}-reduced over {gradient.blocks} blocks at λ = {coefficient(gradient.coef)}"
-    columns: Columns = (
-        (Column.of("r_z"), lambda name: cell(getattr(gradient, name).r_z)),
-        (Column.of("c_z"), lambda name: cell(getattr(gradient, name).c_z)),
-        (
-            Column.of("lambda_budget", f"{symbol('lambda_budget')}{at}"),
-            lambda name: coefficient(getattr(budget, name, None)),
-        ),
-    )
-    return _small(title, ("raw", "centered", "whole_model"), columns, f"{how}; R_Z is linear in λ.")
+    why, at = report.reason("gradient") or NOT_MEASURED, "" if budget is None else f" = {number(budget.r_z)}"
+    if gradient is not None:
+        how = f"{gradient.reduction}-reduced over {gradient.blocks} blocks"
+        why = f"{how} at λ = {coefficient(gradient.coef)}; R_Z is linear in λ."
+    solved = Column.of("lambda_budget", f"{symbol('lambda_budget')}{at}")
+    more: Columns = ((solved, lambda name: coefficient(getattr(budget, name, None))),)
+    return _small("Gradient of the head", gradient, ("r_z", "c_z"), why, ("raw", "centered", "whole_model"), more)
 
 
 def _tied_paths(report: AuditReport) -> Table:
     untied = NOT_MEASURED if report.model.tied else "The head is untied: no input path leads to its gradient."
-    missing = (report.reason("tied_paths") or untied) if report.tied_paths is None else ""
-    return _both("Paths into the tied table", report.tied_paths, ("output_norm", "input_norm", "cosine"), missing)
+    why = "" if report.tied_paths is not None else report.reason("tied_paths") or untied
+    return _small("Paths into the tied table", report.tied_paths, ("output_norm", "input_norm", "cosine"), why)
 
 
 def _spacing(report: AuditReport) -> Table:
     why = "Logits closer than the spacing merge when stored in that format, before any softmax sees them."
-    return _both(
-        "Where stored logits get coarse", report.precision, ("row_max_999", "bf16_spacing", "fp16_spacing"), why
+    keys = ("row_max_999", "bf16_spacing", "fp16_spacing")
+    return _small("Where stored logits get coarse", report.precision, keys, why)
+
+
+def _small(
+    title: str,
+    found: Any,
+    keys: Sequence[str],
+    why: str,
+    names: Sequence[str] = ("raw", "centered"),
+    more: Columns = (),
+) -> Table:
+    """The numbers of a section by coordinate, and `why`; nothing but that if there is no section."""
+    columns: Columns = (
+        (Column("", "text"), lambda name: name.replace("_", " ")),
+        *((Column.of(key), lambda name, key=key: cell(getattr(getattr(found, name), key))) for key in keys),
+        *more,
     )
-
-
-def _both(title: str, found: TiedPaths | Precision | None, keys: Sequence[str], why: str) -> Table:
-    """The numbers of both coordinates in a small table."""
-    if found is None:
-        return _small(title, (), (), why)
-    columns = [(Column.of(key), lambda name, key=key: cell(getattr(getattr(found, name), key))) for key in keys]
-    return _small(title, ("raw", "centered"), columns, why)
-
-
-def _small(title: str, names: Sequence[str], columns: Columns, why: str) -> Table:
-    named = (Column("", "text"), lambda name: name.replace("_", " "))
-    return table(names, (named, *columns), title=title, name="small", sortable=False, note=why)
+    return table(names if found is not None else (), columns, title=title, name="small", sortable=False, note=why)
 
 
 def _sample(report: AuditReport) -> str:
