@@ -75,8 +75,9 @@ class Glossary:
     """Symbols, keys or parts of them."""
 
     def run(self, argv: Sequence[str]) -> int:
-        from zloss.report.glossary import glossary_document
+        from zloss.report.document import Terms
+        from zloss.report.glossary import entries
         from zloss.report.terminal import print_document
 
-        print_document(glossary_document(self.words))
+        print_document([Terms(tuple(entries(self.words)))])
         return 0
