@@ -94,7 +94,7 @@ def shift_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
         worth = f"centering would lose {-bits:.1f} bits"
     else:
         worth = f"centering would recover {bits:.2g} bits"
-        worth += "" if enough else f"; it is worth doing from {limits.shift_bits:g} bit"
+        worth += "" if enough else f" ({limits.shift_bits:g} or more would matter)"
     return found(raw, matters=enough, reason=f"{said}: {worth}.")
 
 
@@ -108,7 +108,8 @@ def normalizer_consequence(report: AuditReport, limits: Thresholds) -> Consequen
     value = noise.raw if noise.centered is None else noise.centered
     if value is None:
         return found(None, matters=None, reason=f"{storage} logits overflow.")
-    said = f"Even with a centered head, {storage} rounding leaves an error of {value:.3f} nat"
+    said = f"{storage} rounding leaves an error of {value:.3f} nat"
+    said = said if noise.centered is None else f"Even with a centered head, {said}"
     return found(value, matters=value >= limit, reason=f"{said} ({_limit(value >= limit, f'{limit:g}')}).")
 
 

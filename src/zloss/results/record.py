@@ -289,7 +289,7 @@ class ResultRecord:
         return self.from_dict(self.to_dict())
 
     def write(self, out: str | Path) -> Path:
-        """Write the file `out`, or `FILE` in the folder `out`, and return its path; it appears whole or not at all."""
+        """Write the file `out`, or `FILE` in the folder `out`, atomically, and return its path."""
         path = Path(out) if Path(out).suffix == ".json" else Path(out) / self.FILE
         write_json(path, self.to_dict())
         return path
