@@ -47,7 +47,7 @@ def metrics(runs: Path, name: str) -> dict[str, Any]:
 
 
 def test_differences_are_paired_and_judged_in_one_coordinate(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(runs), "--tolerance-ppl", "1000"]) == 0
+    assert main(["compare", str(runs), "--tolerance-ppl", "1000", "--verbose"]) == 0
     printed = capsys.readouterr().out
     data = json.loads((runs / "comparison.json").read_text())
     assert (data["schema"], data["model"], data["baseline"]) == ("zloss.comparison/1", "tiny from scratch", "ce")
@@ -83,7 +83,7 @@ def test_differences_are_paired_and_judged_in_one_coordinate(runs: Path, capsys:
     below = printed[printed.index("  verdict: inconclusive") :].splitlines()
     assert all(len(line) <= 80 for line in below if not line.startswith(str(runs)))
     page = (runs / "report.html").read_text()
-    (verdicts_table,) = re.findall(r'<table class="sortable quality">.*?</table>', page, flags=re.DOTALL)
+    (verdicts_table,) = re.findall(r'<table class="sortable stacked quality">.*?</table>', page, flags=re.DOTALL)
     assert verdicts_table.count('<td class="prose"') == 3 * 5
     assert page.count("<figure ") >= 3
     assert page.index('id="comparisons"') < page.index("Paired differences") < page.index("Gradient norm tail")
@@ -126,7 +126,7 @@ def test_limits_of_the_optimizer_are_options(runs: Path, tmp_path: Path) -> None
 def test_the_pages_have_the_numbers_of_the_json_file(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["compare", str(runs)]) == 0
+    assert main(["compare", str(runs), "--verbose"]) == 0
     data, page = json.loads((runs / "comparison.json").read_text()), (runs / "comparison.md").read_text()
     for method in data["methods"]:
         assert number(method["metrics"]["ppl"]["mean"]) in page

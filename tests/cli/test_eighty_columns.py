@@ -81,27 +81,30 @@ def test_audit(model: str, prints: Prints) -> None:
     text = "\n".join(prints("audit", model, *AUDIT, *ENOUGH, "--verbose", "--out", f"audit-{model}"))
     decisions = json.loads(Path(f"audit-{model}/report.json").read_text())["decisions"]
     for decision in decisions:
-        word = {True: "● fired", False: "● quiet", None: "○ open"}[decision["fired"]]
-        (line,) = [line for line in text.splitlines() if line[:1] in ("●", "○") and decision["stage"] in line]
-        assert line.startswith(word), "a fired and a quiet stage differ by a word"
+        assert decision["stage"] in " ".join(text.split())
+        if decision["fired"] is not None:
+            (line,) = [line for line in text.splitlines() if line[:1] == "●" and decision["stage"] in line]
+            assert line.startswith("● fired" if decision["fired"] else "● quiet"), "they differ by a word"
     assert "P_Z^99.9: p99.9 of |log Z − c|, the log-normalizer tail, in nat" in text
 
 
 def test_train_and_compare(prints: Prints) -> None:
     methods = "ce,factorized"
     prints("train", "gpt2", *TRAIN, "--methods", methods, "--coef", "1e-4,1e-3", "--seeds", "1,2", "--out", "dense")
-    text = "\n".join(prints("compare", "dense"))
+    assert len(prints("compare", "dense")) <= 25
+    text = "\n".join(prints("compare", "dense", "--verbose"))
     assert "clip rate: share of steps" in text
     assert "R_aux: norm of the method's auxiliary gradient" in text
     assert text.count("factorized, λ 0.001") >= 3
     prints("train", *MOE, *TRAIN, "--out", "moe")
-    text = "\n".join(prints("compare", "moe"))
+    text = "\n".join(prints("compare", "moe", "--verbose"))
     assert "s_rel: scale of the router Z-loss relative to the token-layer mean" in text
 
 
 def test_the_rest(prints: Prints) -> None:
     for model in ("gpt2", "gemma2", "mixtral", "neox"):
-        prints("audit", model, *AUDIT, *ENOUGH, "--out", f"audit-{model}")
+        if not Path(f"audit-{model}").exists():  # made by the test above
+            prints("audit", model, *AUDIT, *ENOUGH, "--out", f"audit-{model}")
     drift = ["--blocks", "8", "--block-size", "128", "--gradient-blocks", "0", "--no-figures", "--out", "drift"]
     assert "P_Z^99.9: p99.9 of |log Z − c|" in "\n".join(prints("drift", "run", *drift))
     assert "in nat" in "\n".join(prints("center", "gpt2", *AUDIT[:4], "--out", "centered"))

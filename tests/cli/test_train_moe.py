@@ -49,7 +49,7 @@ def test_one_folder_per_variant_and_seed(runs: Path) -> None:
 
 
 def test_variants_are_compared_with_the_token_layer_mean(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(runs)]) == 0
+    assert main(["compare", str(runs), "--verbose"]) == 0
     printed = capsys.readouterr().out
     for word in ("entropy", "load CV", "s_rel", "max |ΔL|", "about k at balance"):
         assert word in printed

@@ -13,7 +13,7 @@ import pytest
 from tests.laws.example_results import ROUTERS, implementation_example
 from tests.measured_reports import weighed
 from zloss.cli.main import main
-from zloss.decide.answer import ORDER, AuditedInput, DecidedResults, decide_results, next_command
+from zloss.decide.answer import ORDER, DecidedResults, decide_results, next_command
 from zloss.decide.decision_map import decide, with_decisions
 from zloss.decide.stages import STAGES
 from zloss.decide.thresholds import Thresholds
@@ -24,7 +24,9 @@ from zloss.results.files import write_record
 from zloss.results.loss_audit import LossAudit
 from zloss.results.router import MeasuredScale
 
-GIVEN = AuditedInput(model="my model", texts=("a.txt", "b.txt"), argv=("audit", "my model", "--block-size", "24"))
+GIVEN: dict[str, Any] = {
+    "model": "my model", "texts": ("a.txt", "b.txt"), "argv": ("audit", "my model", "--block-size", "24"),
+}  # fmt: skip
 TEXT = ["--text", "a.txt", "--text", "b.txt"]
 MEASURED = MeasuredScale(1e-3, 0.0, (2e-3,), 2.0, 2.0, (2.0,), None, 1e-6)
 
@@ -61,33 +63,33 @@ def test_the_next_command_follows_from_the_verdict(
     bare: AuditReport, measured: dict[str, Any], changes: dict[str, Any], given: dict[str, Any], wanted: list[str]
 ) -> None:
     short = weighed(replace(bare, corpus=replace(bare.corpus, block_size=128), **changes), **measured)
-    command = next_command(with_decisions(short), replace(GIVEN, **given))
-    assert shlex.split(command.line) == ["zloss", *wanted]
-    assert not command.why.endswith(".")
+    command, why = next_command(with_decisions(short), **GIVEN | given)
+    assert shlex.split(command) == ["zloss", *wanted]
+    assert not why.endswith(".")
 
 
 def test_a_text_is_only_too_short_by_the_limit_of_its_report(bare: AuditReport) -> None:
     short = with_decisions(weighed(bare, tokens=512, gain=0.2), thresholds=Thresholds(least_tokens=100, gain_share=0.1))
-    assert "recommend" in next_command(short, GIVEN).line
+    assert "recommend" in next_command(short, **GIVEN)[0]
     left_out = replace(bare, gradient=None, tied_paths=None)
     unknown = with_decisions(replace(weighed(left_out, tokens=512, input_path=None), logit_noise=None),
                              thresholds=Thresholds(least_tokens=100, shift_over_log_v=0))  # fmt: skip
     assert unknown.verdict is not None
     assert unknown.verdict.action == "not_enough_evidence"
-    assert "--blocks" not in next_command(unknown, GIVEN).line
+    assert "--blocks" not in next_command(unknown, **GIVEN)[0]
 
 
 def test_a_router_loss_that_is_off_is_matched_where_nothing_else_is_to_do(bare: AuditReport) -> None:
     experts = weighed(replace(bare, router=replace(ROUTERS, applied=MEASURED)))
     wanted = ["router-scale", "--coef", "0.001", "--from", "token_layer_mean", "--layers", "1", "--top-k", "2"]
-    assert shlex.split(next_command(with_decisions(experts), GIVEN).line) == ["zloss", *wanted]
+    assert shlex.split(next_command(with_decisions(experts), **GIVEN)[0]) == ["zloss", *wanted]
 
 
 def test_missing_gradients_of_a_tied_head_are_measured(bare: AuditReport) -> None:
     for tied, wanted in ((True, ["--gradient-blocks", "8"]), (False, LOSS)):
         left_out = replace(bare, gradient=None, tied_paths=None, model=replace(bare.model, tied=tied))
         report = with_decisions(weighed(left_out, input_path=None))
-        assert shlex.split(next_command(report, GIVEN).line)[-2:] == wanted
+        assert shlex.split(next_command(report, **GIVEN)[0])[-2:] == wanted
 
 
 def test_every_stage_has_its_place_in_the_order() -> None:

@@ -100,7 +100,7 @@ def test_missing_numbers_are_open_and_a_nonfinite_ce_is_not_still() -> None:
     ]
     assert movement(evaluated(blind), "r_z").state == "open"
     unkept = [replace(each, blocks=replace(each.blocks, tails={})) for each in run]
-    assert movement(evaluated(unkept)).reason == "The noise of p99 |μ| on this text is unknown."
+    assert movement(evaluated(unkept)).reason == "Common shift (p99 |μ|): its noise on this text is unknown."
     broken = [replace(each, blocks=replace(each.blocks, ce=(None, *each.blocks.ce[1:]))) for each in run]
     found = evaluated(broken)
     assert not any(change.still for change in found.ce_changes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from tests import straight_audit
 from tests.laws.example_results import ROUTERS, implementation_example
 from zloss.audit.loss.findings import FINDINGS
-from zloss.cli.main import COMMANDS
+from zloss.cli.main import command_type
 from zloss.cli.options import flags_of
 from zloss.decide.answer import decide_results, ordered_stages
 from zloss.decide.decision_map import decide
@@ -257,8 +256,7 @@ def test_every_hint_names_a_command_with_the_options_it_has(found: Stage) -> Non
     for command in found.commands:
         program, word, *options = command.split()
         assert program == "zloss"
-        entry = COMMANDS[word]
-        known = flags_of(getattr(importlib.import_module(f"zloss.cli.{entry.module}"), entry.type_name)).values()
+        known = flags_of(command_type(word)).values()
         assert {option for option in options if option.startswith("--")} <= set(known)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import pytest
 
 from tests.docs.pages import DOCS, PAGES, ROOT, Block, blocks_of
 from tests.tiny_models import save_model
-from zloss.cli.main import COMMANDS
+from zloss.cli.main import COMMANDS, command_type
 from zloss.cli.options import parse
 from zloss.cli.train import Train
 from zloss.errors import ZlossError
@@ -80,10 +79,8 @@ def test_a_command_has_only_options_that_exist(place: str, command: str) -> None
         known = options_of(name)
         assert all(flag.partition("=")[0] in known for flag in flags), f"{place}: {command}"
         return
-    module = importlib.import_module(f"zloss.cli.{COMMANDS[name].module}")
-    command_type = getattr(module, COMMANDS[name].type_name)
     try:
-        parsed = parse(command_type, words, prog=f"zloss {name}")
+        parsed = parse(command_type(name), words, prog=f"zloss {name}")
         if isinstance(parsed, Train):
             parsed.grid()  # its defaults are filled in after parsing
     except ZlossError as error:
@@ -95,8 +92,7 @@ def options_of(name: str) -> set[str]:
     import contextlib
     import io
 
-    module = importlib.import_module(f"zloss.cli.{COMMANDS[name].module}")
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit):
-        parse(getattr(module, COMMANDS[name].type_name), ["--help"], prog=f"zloss {name}")
+        parse(command_type(name), ["--help"], prog=f"zloss {name}")
     return set(re.findall(r"--[a-z0-9-]+", out.getvalue()))

@@ -13,7 +13,7 @@ from tests.decide.made_up_drift import made_up_drift, made_up_run
 from tests.decide.made_up_recommendation import made_up_plan, made_up_recommendation
 from zloss.decide.answer import decide_results
 from zloss.decide.decision_map import with_decisions
-from zloss.results.audit import AuditReport, QuantileBound
+from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison, HeadSummaries, RouterVariant, RouterVariants
 from zloss.results.decision import DecisionMaps
 from zloss.results.files import read_record
@@ -79,7 +79,7 @@ def example_results() -> dict[str, ResultRecord]:
         replace(
             bare,
             router=ROUTERS,
-            quantile_bounds={"heads.raw.p_z_999": QuantileBound(1.0, 1.5, 10**8)},
+            quantile_bounds={"heads.raw.p_z_999": {"lower": 1.0, "upper": 1.5, "count": 10**8}},
             reasons={"figures": "a reason"},
             figures=replace(
                 bare.figures,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.laws.example_results import example_results
-from zloss.decide.answer import decide_results
+from zloss.decide.answer import decide_records
 from zloss.report.document import Cell, Column, Group, Heading, Item, Items, Table, Terms, Text, flat_lines, walk
-from zloss.report.files import ARGUMENTS, page_document, terminal_document
+from zloss.report.files import page_document, terminal_document
 from zloss.report.markdown import to_markdown
-from zloss.results.record import ResultRecord
+from zloss.results.files import RECORDS, kind_of
 
 
 def test_nested_values_have_dotted_keys_and_extra_has_no_name() -> None:
@@ -25,10 +25,10 @@ def test_nested_values_have_dotted_keys_and_extra_has_no_name() -> None:
     assert flat_lines(section, skip=("a", "list", "numbers")) == [("none", "–")]
 
 
-@pytest.mark.parametrize("kind", sorted(ARGUMENTS))
-def test_every_row_has_a_cell_for_every_column(kind: str) -> None:
-    record = next(one for one in example_results().values() if one.SCHEMA.startswith(f"zloss.{kind}/"))
-    results = decide_results(**{ARGUMENTS[kind]: (record,)})
+@pytest.mark.parametrize("schema", RECORDS)
+def test_every_row_has_a_cell_for_every_column(schema: str) -> None:
+    record, kind = example_results()[schema], kind_of(schema)
+    results = decide_records([record])
     for document in (page_document(results), terminal_document(results, verbose=True)):
         tables = [block for block in walk(document) if isinstance(block, Table)]
         # A terminal shows the verdict of an audit or a recommendation alone; the page has their tables.
@@ -39,17 +39,12 @@ def test_every_row_has_a_cell_for_every_column(kind: str) -> None:
 
 
 def test_links_of_a_page_lead_to_anchors_that_exist_once() -> None:
-    kinds = {kind: record for kind in ARGUMENTS for record in example_results().values() if of_kind(record, kind)}
-    results = decide_results(**{ARGUMENTS[kind]: (record,) for kind, record in kinds.items()})
+    results = decide_records(example_results()[schema] for schema in RECORDS)
     blocks = [block for block in walk(page_document(results)) if isinstance(block, (Heading, Group))]
     anchors = [block.anchor for block in blocks if block.anchor]
     assert len(anchors) == len(set(anchors))
     assert all(block.anchor for block in blocks if block.link)
     assert {"Decisions", "Numbers", "Training", "Drift", "Loss", "Routers"} <= {block.link for block in blocks}
-
-
-def of_kind(record: ResultRecord, kind: str) -> bool:
-    return record.SCHEMA.startswith(f"zloss.{kind}/")
 
 
 def test_markdown_has_every_block() -> None:

@@ -75,7 +75,6 @@ def test_the_page_says_the_finding_and_has_every_checkpoint(report: AuditReport)
 def test_the_first_checkpoint_that_shows_a_movement_was_called_its_beginning() -> None:
     drift = made_up_drift(GROWN)
     page, shown = render_page(decide_results(drifts=(drift,))), printed(drift_summary(drift), 200)
-    assert "first seen at step 300" in shown
     assert "first seen at step" in page
     for text in (shown, page):
         assert "it began between steps 200 and 300" in text

@@ -199,7 +199,7 @@ def test_a_single_value_still_makes_a_histogram(report: AuditReport) -> None:
     nothing = from_plain(DrawnHistogram, count("shift", "raw", [math.nan], []))
     flat = DrawnHistogram("violation", "raw", (1.0, 1.0), (3,))
     figures = tail_figures(replace(report, figures=Figures(histograms=(same, nothing))))
-    assert [figure.title for figure in figures] == ["Gain tail"]
+    assert [figure.title for figure in figures] == ["Output-to-hidden gain"]
     assert tail_figures(replace(report, figures=Figures(histograms=(flat,))))
 
 

@@ -7,12 +7,13 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from zloss.errors import InputError, OutputError
-from zloss.results.folder import check_folder, whole_folder
+from zloss.results.folder import check_folder, locked_folder, whole_folder
 from zloss.results.io import part_prefix, remove_abandoned, why_not_written, write_text
 
 
@@ -125,7 +126,15 @@ def test_a_folder_that_can_be_made_is_left_unmade(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("write", "sentence"),
+    [
+        (check_folder, r"cannot write to .*out: .*file is not a writable folder"),
+        (lambda folder: write_text(folder / "report.json", "x"), r"cannot write .*report\.json.*Choose another folder"),
+        (lambda folder: locked_folder(folder).__enter__(), "cannot write to"),
+    ],
+)
+def test_a_file_in_the_way_is_named(tmp_path: Path, write: Callable[[Path], object], sentence: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match=r"cannot write to .*out: .*file is not a writable folder"):
-        check_folder(tmp_path / "file" / "out")
+    with pytest.raises(OutputError, match=sentence):
+        write(tmp_path / "file" / "out")

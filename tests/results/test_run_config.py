@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from zloss.errors import InputError
-from zloss.results.io import read_object
+from zloss.results.io import read_object, write_json
 from zloss.results.record import from_plain
 from zloss.results.run_config import (
     MoeRun,
@@ -19,7 +19,6 @@ from zloss.results.run_config import (
     TextPart,
     TrainConfig,
     without_paths,
-    write_run_config,
 )
 
 FILES = [{"name": "text.txt", "bytes": 3, "sha256": "0" * 64}]
@@ -52,7 +51,7 @@ WRITTEN_BEFORE = """
 
 @pytest.mark.parametrize("record", [DENSE, EXPERTS])
 def test_what_is_written_is_read(record: RunConfig, tmp_path: Path) -> None:
-    write_run_config(tmp_path, record)
+    write_json(tmp_path / "config.json", record.to_dict())
     data = read_object(tmp_path / "config.json", advice="")
     assert data == json.loads(json.dumps(record.to_dict()))
     assert from_plain(TrainConfig, data) == record.config

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Iterator
 from typing import Any
 
 from tools.docs.markdown import WRITTEN_BY, table
 from tools.docs.sentences import sentences_of
-from zloss.cli.main import BAD_INPUT, CLOSED_PIPE, COMMANDS, DONE, FAILED_CHECK, INTERRUPTED
+from zloss.cli.main import BAD_INPUT, CLOSED_PIPE, COMMANDS, DONE, FAILED_CHECK, INTERRUPTED, command_type
 from zloss.cli.options import flags_of, nested_type, option_hints, option_of, plain_options, with_flags
 
 EXIT_CODES = (
@@ -46,18 +45,18 @@ def commands() -> str:
         "Lists are separated by commas (`--seeds 1,2`); `--text` may be repeated; MODEL stands before `--text`.",
         table(
             ("command", "what it answers"),
-            ((f"[`{name}`](#zloss-{name})", entry.summary) for name, entry in COMMANDS.items()),
+            ((f"[`{name}`](#zloss-{name})", summary) for name, (_, summary) in COMMANDS.items()),
         ),
         "## Exit codes",
         table(("code", "meaning"), ((str(code), meaning) for code, meaning in EXIT_CODES)),
         "## Environment variables",
         table(("variable", "meaning"), ((f"`{name}`", meaning) for name, meaning in VARIABLES)),
     ]
-    for name, entry in COMMANDS.items():
-        command_type = getattr(importlib.import_module(f"zloss.cli.{entry.module}"), entry.type_name)
-        flags = flags_of(command_type)
-        parts += [f"## zloss {name}", with_flags(" ".join((command_type.__doc__ or entry.summary).split()), flags)]
-        lines = list(_options(command_type, flags))
+    for name in COMMANDS:
+        found = command_type(name)
+        flags = flags_of(found)
+        parts += [f"## zloss {name}", with_flags(" ".join(found.__doc__.split()), flags)]
+        lines = list(_options(found, flags))
         if lines:
             parts.append(table(("option", "default", "meaning"), lines))
     return "\n\n".join(parts) + "\n"

@@ -14,7 +14,7 @@ import tyro
 
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.implementation.config import ImplementationAuditConfig
-from zloss.decide.answer import AuditedInput, next_command
+from zloss.decide.answer import next_command
 from zloss.decide.thresholds import Thresholds
 from zloss.results.provenance import recorded_command
 
@@ -77,18 +77,10 @@ class Audit:
         if not self.quiet:
             print_document(audit_summary(report, verbose=self.verbose))
             print("\n".join(str(path) for path in written[:2]))
-            config = self.config
-            audited = AuditedInput(
-                config.model,
-                config.texts,
-                config.corpus,
-                config.valid_vocab,
-                config.dtype,
-                config.tokenizer,
-                argv=tuple(argv),
-            )
-            command = next_command(report, audited)
-            print_document([Text(f"Next: {command.why}."), Text(command.line, "code", "strong")])
+            config, names = self.config, ("texts", "corpus", "valid_vocab", "dtype", "tokenizer")
+            given = {name: getattr(config, name) for name in names}
+            command, why = next_command(report, config.model, **given, argv=argv)
+            print_document([Text(f"Next: {why}."), Text(command, "code", "strong")])
         if report.status == "partial":
             print("interrupted: the report covers what was finished; `--resume` continues from there.", file=sys.stderr)
             return 130

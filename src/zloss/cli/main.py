@@ -5,12 +5,12 @@ Nothing here imports torch, so that help answers at once.
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import sys
 import textwrap
-from typing import Any, NamedTuple
+from importlib import import_module
+from typing import Any
 
 from zloss.console import guarded_output, printable
 from zloss.errors import (
@@ -25,38 +25,21 @@ from zloss.errors import (
 DONE, FAILED_CHECK, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
 
 
-class Entry(NamedTuple):
-    """Where a subcommand lives; its module is imported only when it runs.
-
-    It is a frozen dataclass whose fields are its options. `run(argv)` does the work and returns the exit code; `argv`, with the
-    name of the subcommand, is for the record.
-    """
-
-    module: str
-    type_name: str
-    summary: str
-
-
 COMMANDS = {
-    "audit": Entry("audit", "Audit", "What Z-loss would do to a checkpoint: the main job."),
-    "audit-loss": Entry("audit_loss", "AuditLoss", "What a loss really injects: λ, c, coordinate, denominators."),
-    "audit-implementation": Entry(
-        "audit",
-        "AuditImplementation",
-        "What 16-bit logits, kernels and fp16 do to CE + Z on a model.",
-    ),
-    "router-scale": Entry("audit", "RouterScale", "What a router coefficient means under every convention."),
-    "train": Entry("train", "Train", "The same training under several methods, everything else equal."),
-    "compare": Entry("train", "Compare", "Matched runs side by side: paired differences, accepted or rejected."),
-    "recommend": Entry("recommend", "Recommend", "Which Z-loss, if any, for one model: audit, matched runs, answer."),
-    "center": Entry("checkpoints", "Center", "The row-centered head as a checkpoint that anyone can load."),
-    "drift": Entry("checkpoints", "Drift", "Checkpoints of one run: what moved while cross-entropy did not."),
-    "report": Entry("report", "Report", "Tables, page and figures from results; several audits side by side."),
-    "reproduce": Entry(
-        "reproduce", "Reproduce", "A table of the paper: our rows next to the paper's, its claims checked."
-    ),
-    "glossary": Entry("report", "Glossary", "What a symbol or a key means."),
+    "audit": ("audit", "What Z-loss would do to a checkpoint: the main job."),
+    "audit-loss": ("audit_loss", "What a loss really injects: λ, c, coordinate, denominators."),
+    "audit-implementation": ("audit", "What 16-bit logits, kernels and fp16 do to CE + Z on a model."),
+    "router-scale": ("audit", "What a router coefficient means under every convention."),
+    "train": ("train", "The same training under several methods, everything else equal."),
+    "compare": ("train", "Matched runs side by side: paired differences, accepted or rejected."),
+    "recommend": ("recommend", "Which Z-loss, if any, for one model: audit, matched runs, answer."),
+    "center": ("checkpoints", "The row-centered head as a checkpoint that anyone can load."),
+    "drift": ("checkpoints", "Checkpoints of one run: what moved while cross-entropy did not."),
+    "report": ("report", "Tables, page and figures from results; several audits side by side."),
+    "reproduce": ("reproduce", "A table of the paper: our rows next to the paper's, its claims checked."),
+    "glossary": ("report", "What a symbol or a key means."),
 }
+"""Name → module and summary."""
 ON_RANKS = ("audit", "train", "recommend")
 """Commands that divide their work over the processes of a launcher."""
 
@@ -122,8 +105,8 @@ def usage() -> str:
     width = shutil.get_terminal_size().columns
     first = max(map(len, COMMANDS)) + 4
     lines = "\n".join(
-        textwrap.fill(entry.summary, width, initial_indent=f"  {name}".ljust(first), subsequent_indent=" " * first)
-        for name, entry in COMMANDS.items()
+        textwrap.fill(summary, width, initial_indent=f"  {name}".ljust(first), subsequent_indent=" " * first)
+        for name, (_, summary) in COMMANDS.items()
     )
     closing = "`zloss COMMAND --help` lists the options of a command; `zloss --version` prints the version."
     return (
@@ -141,18 +124,25 @@ def _run(argv: list[str]) -> int:
         raise UnknownNameError("command", name, COMMANDS)
     from zloss.cli.options import flags_of, parse, with_flags
 
-    entry = COMMANDS[name]
-    command_type: Any = getattr(importlib.import_module(f"zloss.cli.{entry.module}"), entry.type_name)
+    found = command_type(name)
     try:
-        command = parse(command_type, options, prog=f"zloss {name}")
+        command: Any = parse(found, options, prog=f"zloss {name}")
         if getattr(command, "quiet", False):
             os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # the hub client reads it when it is imported
         code: int = command.run(argv)
         return code
     except ZlossError as error:
-        flags = flags_of(command_type)
+        flags = flags_of(found)
         how = f" Set it with {flags['out']}." if isinstance(error, UnwritableFolderError) and "out" in flags else ""
         raise ZlossError(with_flags(str(error), flags) + how) from error
+
+
+def command_type(name: str) -> Any:
+    """The frozen dataclass of a subcommand, whose fields are its options; its module is imported only when it runs.
+
+    `run(argv)` does the work and returns the exit code; `argv`, with the name of the subcommand, is for the record.
+    """
+    return getattr(import_module(f"zloss.cli.{COMMANDS[name][0]}"), name.title().replace("-", ""))
 
 
 def _print_error(name: str, sentence: str) -> int:

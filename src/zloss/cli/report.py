@@ -33,35 +33,21 @@ class Report:
     quiet: bool = False
     """Print nothing but errors."""
     verbose: bool = False
-    """Also print all numbers and the decision map of an audit."""
+    """Also print all numbers of audits and comparisons, and the decision map of an audit."""
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
     def run(self, argv: Sequence[str]) -> int:
-        from zloss.decide.answer import decide_results
+        from zloss.decide.answer import decide_records
         from zloss.report.files import terminal_document, write_joined
         from zloss.report.terminal import print_document
-        from zloss.results.drift import Drift
-        from zloss.results.files import load_results, records_of, split_results
+        from zloss.results.files import load_results
         from zloss.results.folder import refuse_strangers
-        from zloss.results.implementation_audit import ImplementationAudit
-        from zloss.results.recommendation import Recommendation
-        from zloss.results.reproduction import ReproductionRecord
-        from zloss.results.router import MeasuredScale, RouterScaleTable
 
         # With default thresholds every audit keeps those it was decided with.
         thresholds = None if self.thresholds == Thresholds() else self.thresholds
         loaded = load_results(Path(name) for name in self.results)
         refuse_strangers(self._folder(), [result.path for result in loaded], force=self.force)
-        results = decide_results(
-            *split_results(loaded),
-            thresholds,
-            router_scales=records_of(loaded, RouterScaleTable),
-            measured_routers=records_of(loaded, MeasuredScale),
-            reproductions=records_of(loaded, ReproductionRecord),
-            implementation_audits=records_of(loaded, ImplementationAudit),
-            drifts=records_of(loaded, Drift),
-            recommendations=records_of(loaded, Recommendation),
-        )
+        results = decide_records((result.record for result in loaded), thresholds)
         # Files are written before printing, so a closed pipe on the terminal does not lose them.
         written = write_joined(self._folder(), results, loaded, figures=self.figures, formats=self.formats)
         if not self.quiet:
@@ -89,8 +75,9 @@ class Glossary:
     """Symbols, keys or parts of them."""
 
     def run(self, argv: Sequence[str]) -> int:
-        from zloss.report.glossary import glossary_document
+        from zloss.report.document import Terms
+        from zloss.report.glossary import entries
         from zloss.report.terminal import print_document
 
-        print_document(glossary_document(self.words))
+        print_document([Terms(tuple(entries(self.words)))])
         return 0

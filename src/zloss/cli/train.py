@@ -180,6 +180,8 @@ class Compare:
     """Replace a different result that is already in the folder."""
     quiet: bool = False
     """No table."""
+    verbose: bool = False
+    """Also print all means, the paired differences and every part of the verdicts."""
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
     def run(self, argv: Sequence[str]) -> int:
@@ -205,6 +207,6 @@ class Compare:
         thresholds = None if self.thresholds == Thresholds() else self.thresholds
         written = write_result(folder, decide_results(comparisons=(comparison,), thresholds=thresholds))
         if not self.quiet:
-            print_document(comparison_summary(comparison))
+            print_document(comparison_summary(comparison, verbose=self.verbose))
             print("\n".join(str(path) for path in written))
         return 0

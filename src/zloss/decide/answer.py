@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from zloss.decide import stages
 from zloss.decide.consequences import give_verdict
-from zloss.decide.decision_map import decide, with_decisions
+from zloss.decide.decision_map import Joined, decide, with_decisions
 from zloss.decide.thresholds import Thresholds, stored_thresholds
 from zloss.decide.verdict import evaluated_comparison
 from zloss.errors import InputError
@@ -17,6 +17,7 @@ from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.decision import ActionVerdict, Decision, DecisionMap
 from zloss.results.drift import Drift
+from zloss.results.files import PLURALS, Reported
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import LossAudit
 from zloss.results.recommendation import Recommendation
@@ -39,42 +40,26 @@ def ordered_stages(decisions: Sequence[Decision]) -> tuple[str, ...]:
     return tuple(sorted(fired, key=lambda stage: ORDER.index(stage) if stage in ORDER else len(ORDER)))
 
 
-@dataclass(frozen=True)
-class AuditedInput:
-    """Model and text as the user passed them, for the next command."""
-
-    model: str
-    texts: tuple[str, ...] = ()
-    corpus: str | None = None
-    valid_vocab: int | str | None = None
-    dtype: str = "fp32"
-    tokenizer: str | None = None
-    argv: tuple[str, ...] = ()
-    """The command line of the audit after `zloss`, for a command that repeats it; empty if it is unknown."""
-
-
-@dataclass(frozen=True)
-class NextCommand:
-    """The command and what it tells."""
-
-    argv: Sequence[str]
-    why: str
-    """What to do and learn with it, in one sentence without a full stop."""
-
-    @property
-    def line(self) -> str:
-        """The command as it is typed."""
-        return " ".join(word if word in PLACEHOLDERS else shlex.quote(word) for word in self.argv)
-
-
 RECOMMENDED_ON = 256
 """Default block size of `zloss recommend`, in tokens."""
 PLACEHOLDERS = ("MODULE:FUNCTION",)
 """Arguments that the user replaces."""
 
 
-def next_command(report: AuditReport, given: AuditedInput) -> NextCommand:
-    """The command that follows from the verdict of `report`; the first rule that applies.
+def next_command(
+    report: AuditReport,
+    model: str,
+    *,
+    texts: Sequence[str] = (),
+    corpus: str | None = None,
+    valid_vocab: int | str | None = None,
+    dtype: str = "fp32",
+    tokenizer: str | None = None,
+    argv: Sequence[str] = (),
+) -> tuple[str, str]:
+    """(the command that follows from the verdict of `report`, what to do and learn with it); the first rule that applies.
+
+    Model, text and options are as the user passed them; `argv` is the command line of the audit after `zloss`, if it is known.
 
     1. The audit was interrupted, or has nonfinite numbers and ran in 16 bits: repeat it, whole or in fp32.
     2. The verdict is `center`, or training runs must settle it: `zloss center`, `zloss recommend`.
@@ -82,60 +67,45 @@ def next_command(report: AuditReport, given: AuditedInput) -> NextCommand:
     4. The reduction of the router loss is off: `zloss router-scale`.
     5. Otherwise: the audit of the loss, which the numbers of a checkpoint cannot replace.
     """
-    text = [word for name in given.texts for word in ("--text", name)]
-    text += [] if given.corpus is None else ["--corpus", given.corpus]
-    valid_vocab = [] if given.valid_vocab is None else ["--valid-vocab", str(given.valid_vocab)]
+    text = [word for name in texts for word in ("--text", name)] + ([] if corpus is None else ["--corpus", corpus])
+    vocab = [] if valid_vocab is None else ["--valid-vocab", str(valid_vocab)]
     # If an option is given twice, the last one counts.
-    audit = ["zloss", *(given.argv or ["audit", given.model, *text, *valid_vocab])]
+    audit = ["zloss", *(argv or ["audit", model, *text, *vocab])]
     size, router, bad = report.corpus.block_size, report.router, report.nonfinite.nan + report.nonfinite.inf
-    if report.status == "partial":
-        whole = audit if "--resume" in audit else [*audit, "--resume"]
-        return NextCommand(whole, "finish the text, because this audit was interrupted")
-    if bad and given.dtype == "bf16":
-        why = f"find out whether the {bad} tokens with nonfinite statistics come from {given.dtype} or from the weights"
-        return NextCommand([*audit, "--dtype", "fp32"], why)
     decided = {decision.stage: decision for decision in report.decisions}
     mattering = {name for name, one in decided.items() if one.consequence is not None and one.consequence.matters}
     action = None if report.verdict is None else report.verdict.action
-    if action == "center":
-        return NextCommand(
-            ["zloss", "center", given.model, *text, *valid_vocab, "--out", "zloss-centered"],
-            "write a copy with a centered head, and compare perplexity and 16-bit noise before and after",
-        )
-    if action == "not_enough_evidence" and mattering & {stages.DECOMPOSITION.name, stages.TRANSPORT.name}:
+    doubtful = action == "not_enough_evidence"
+    command = ["zloss", "audit-loss", "MODULE:FUNCTION"]
+    why = "check that your training loss applies the λ, c and denominator that you believe it does"
+    if report.status == "partial":
+        command = audit if "--resume" in audit else [*audit, "--resume"]
+        why = "finish the text, because this audit was interrupted"
+    elif bad and dtype == "bf16":
+        command = [*audit, "--dtype", "fp32"]
+        why = f"find out whether the {bad} tokens with nonfinite statistics come from {dtype} or from the weights"
+    elif action == "center":
+        command = ["zloss", "center", model, *text, *vocab, "--out", "zloss-centered"]
+        why = "write a copy with a centered head, and compare perplexity and 16-bit noise before and after"
+    elif doubtful and mattering & {stages.DECOMPOSITION.name, stages.TRANSPORT.name}:
         # A model with few positions needs shorter blocks; a size that the user set is for the audit alone.
-        short = size < RECOMMENDED_ON and "--block-size" not in given.argv
-        blocks = ["--block-size", str(size)] if short else []
-        blocks += [] if given.tokenizer is None else ["--tokenizer", given.tokenizer]
-        return NextCommand(
-            ["zloss", "recommend", given.model, *text, *blocks, "--out", "zloss-recommend"],
-            "train short matched runs with and without Z-loss, and confirm the best one on further seeds",
-        )
-    if (
-        action == "not_enough_evidence"
-        and report.corpus.predictions < stored_thresholds(report.thresholds).least_tokens
-    ):
-        if "--blocks" in audit:
-            place = audit.index("--blocks")
-            audit = audit[:place] + audit[place + 2 :]
-        return NextCommand([*audit, "--blocks", "64"], "measure more of the text")
-    if report.model.tied and report.gradient is None and decided[stages.PATHWAY.name].fired is None:
-        return NextCommand(
-            [*audit, "--gradient-blocks", "8"],
-            "measure how much of the Z gradient reaches the tied table through the input embedding",
-        )
-    if decided[stages.ROUTER.name].fired and router is not None:
-        return NextCommand(
-            [
-                *("zloss", "router-scale", "--coef", f"{router.coef:g}", "--from", router.convention),
-                *("--layers", str(router.layers), "--top-k", str(router.top_k)),
-            ],
-            "see which coefficient has the same strength under every convention of the router loss",
-        )
-    return NextCommand(
-        ["zloss", "audit-loss", "MODULE:FUNCTION"],
-        "check that your training loss applies the λ, c and denominator that you believe it does",
-    )
+        short = size < RECOMMENDED_ON and "--block-size" not in argv
+        more = ["--block-size", str(size)] if short else []
+        more += [] if tokenizer is None else ["--tokenizer", tokenizer]
+        command = ["zloss", "recommend", model, *text, *more, "--out", "zloss-recommend"]
+        why = "train short matched runs with and without Z-loss, and confirm the best one on further seeds"
+    elif doubtful and report.corpus.predictions < stored_thresholds(report.thresholds).least_tokens:
+        place = audit.index("--blocks") if "--blocks" in audit else len(audit)
+        command = [*audit[:place], *audit[place + 2 :], "--blocks", "64"]
+        why = "measure more of the text"
+    elif report.model.tied and report.gradient is None and decided[stages.PATHWAY.name].fired is None:
+        command = [*audit, "--gradient-blocks", "8"]
+        why = "measure how much of the Z gradient reaches the tied table through the input embedding"
+    elif decided[stages.ROUTER.name].fired and router is not None:
+        command = ["zloss", "router-scale", "--coef", f"{router.coef:g}", "--from", router.convention]
+        command += ["--layers", str(router.layers), "--top-k", str(router.top_k)]
+        why = "see which coefficient has the same strength under every convention of the router loss"
+    return " ".join(word if word in PLACEHOLDERS else shlex.quote(word) for word in command), why
 
 
 def joined_models(
@@ -220,15 +190,13 @@ def decide_results(
     limits = thresholds or Thresholds()
     shared = None
     routers: list[MeasuredScale | RouterScaleTable] = [*measured_routers, *router_scales]
-    given: dict[str, Any] = {
-        "loss_audits": loss_audits,
-        "comparisons": comparisons,
-        "implementation_audits": implementation_audits,
+    given: Joined = {
+        "loss_audits": loss_audits, "comparisons": comparisons, "implementation_audits": implementation_audits,
         "routers": routers,
-    }
+    }  # fmt: skip
     if not audits and (any(given.values()) or not (reproductions or drifts or recommendations)):
         decisions = decide(None, **given, thresholds=limits)
-        verdict = give_verdict(None, decisions, limits, comparisons=comparisons, recommendations=recommendations)
+        verdict = give_verdict(None, decisions, limits, comparisons, recommendations)
         shared = _map(None, limits.to_dict(), decisions, verdict)
     return DecidedResults(
         audits=tuple(
@@ -247,6 +215,14 @@ def decide_results(
         drifts=tuple(drifts),
         recommendations=tuple(recommendations),
     )
+
+
+def decide_records(records: Iterable[Reported], thresholds: Thresholds | None = None) -> DecidedResults:
+    """`decide_results` of results of any kind, in any order."""
+    given: dict[str, Any] = {}
+    for record in records:
+        given.setdefault(PLURALS[type(record)], []).append(record)
+    return decide_results(**given, thresholds=thresholds)
 
 
 def _map(

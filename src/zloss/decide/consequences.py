@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from zloss.decide.recommend import CE as CE_METHOD
 from zloss.decide.recommend import CENTERED_HEAD, CONFIRMED, evaluate_arms, method_title, one_digit, ranked
-from zloss.decide.stages import DECOMPOSITION, IMPLEMENTATION, PATHWAY, ROUTER, SOURCE, TRANSPORT, sentence
+from zloss.decide.stages import DECOMPOSITION, IMPLEMENTATION, PATHWAY, ROUTER, SOURCE, TRANSPORT, inside, sentence
 from zloss.decide.thresholds import Thresholds
 from zloss.decide.verdict import evaluated_comparison
 from zloss.results.audit import AuditReport, NoiseNumbers, PlannedLoss
@@ -50,7 +52,6 @@ def consequence_of(
     decision: Decision,
     report: AuditReport | None,
     limits: Thresholds,
-    *,
     loss_audits: Sequence[LossAudit] = (),
     implementation_audits: Sequence[ImplementationAudit] = (),
 ) -> Consequence:
@@ -74,57 +75,53 @@ def consequence_of(
 
 def shift_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
     """Bits of log-probability that centering would recover: S ≥ `shift_noise` and log₂(S/S̃) ≥ `shift_bits`."""
-    limit = limits.shift_noise
+    found = partial(Consequence, NOISE, limit=limits.shift_noise, unit="nat")
     if report.model.softcap is not None:
-        return Consequence(
-            NOISE, None, limit, "nat", False, "The logits are soft-capped, so the head cannot be centered."
-        )
+        return found(None, matters=False, reason="The logits are soft-capped, so the head cannot be centered.")
     storage, noise, missing = _noise(report)
     if noise is None:
-        return Consequence(NOISE, None, limit, "nat", *missing)
+        return found(None, **missing)
     raw, centered = noise.raw, noise.centered
     if raw is None or centered is None:
-        why = report.reason("heads.centered") or f"{storage} logits overflow"
-        return Consequence(NOISE, raw, limit, "nat", False if report.reason("heads.centered") else None, sentence(why))
+        why = report.reason("heads.centered")
+        return found(raw, matters=False if why else None, reason=sentence(why or f"{storage} logits overflow"))
     bits = math.log2(raw / centered) if raw > 0 and centered > 0 else 0.0
-    enough = raw >= limit and bits >= limits.shift_bits
+    enough = raw >= limits.shift_noise and bits >= limits.shift_bits
     said = f"{storage} logits blur a token's log-probability by {raw:.3f} nat (RMS), {centered:.3f} nat once the head is centered"
-    if raw < limit:
-        worth = f"less than {limit:g} nat does not matter"
+    if raw < limits.shift_noise:
+        worth = f"less than {limits.shift_noise:g} nat does not matter"
     elif bits < 0:
         worth = f"centering would lose {-bits:.1f} bits"
     else:
         worth = f"centering would recover {bits:.2g} bits"
-        worth += "" if enough else f"; it is worth doing from {limits.shift_bits:g} bit"
-    return Consequence(NOISE, raw, limit, "nat", enough, f"{said}: {worth}.")
+        worth += "" if enough else f" ({limits.shift_bits:g} or more would matter)"
+    return found(raw, matters=enough, reason=f"{said}: {worth}.")
 
 
 def normalizer_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
     """16-bit noise that centering cannot remove: S̃, or S where the head cannot be centered."""
-    quantity, limit = f"{NOISE}, centered head", limits.normalizer_noise
+    limit = limits.normalizer_noise
+    found = partial(Consequence, f"{NOISE}, centered head", limit=limit, unit="nat")
     storage, noise, missing = _noise(report)
     if noise is None:
-        return Consequence(quantity, None, limit, "nat", *missing)
+        return found(None, **missing)
     value = noise.raw if noise.centered is None else noise.centered
     if value is None:
-        return Consequence(quantity, None, limit, "nat", None, f"{storage} logits overflow.")
-    said = f"Even with a centered head, {storage} rounding leaves an error of {value:.3f} nat"
-    said = f"{said} ({_limit(value >= limit, f'{limit:g}')})."
-    return Consequence(quantity, value, limit, "nat", value >= limit, said)
+        return found(None, matters=None, reason=f"{storage} logits overflow.")
+    said = f"{storage} rounding leaves an error of {value:.3f} nat"
+    said = said if noise.centered is None else f"Even with a centered head, {said}"
+    return found(value, matters=value >= limit, reason=f"{said} ({_limit(value >= limit, f'{limit:g}')}).")
 
 
 def gain_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
     """Tail of the Z gradient at the hidden states over that of CE: a ratio of two p99s."""
-    quantity, limit, planned = "p99 ‖δ_u‖ of Z / p99 ‖δ_u‖ of CE", limits.gain_share, report.planned
-    if planned is None:
-        return Consequence(quantity, None, limit, "", None, sentence(OLD_REPORT))
-    if planned.delta_u_99 is None or not planned.delta_u_ce_99:
-        return Consequence(quantity, None, limit, "", None, "The tail of a gradient is not finite.")
-    value = planned.delta_u_99 / planned.delta_u_ce_99
-    said = f"The largest Z gradients at the hidden states are {_percent(value)} of the largest cross-entropy gradients"
-    return Consequence(
-        quantity, value, limit, "", value >= limit, f"{said} ({_limit(value >= limit, _percent(limit))})."
-    )
+    planned, value, why = report.planned, None, OLD_REPORT
+    if planned is not None:
+        why = "the tail of a gradient is not finite"
+        if planned.delta_u_99 is not None and planned.delta_u_ce_99:
+            value = planned.delta_u_99 / planned.delta_u_ce_99
+    said = "The largest Z gradients at the hidden states are {} of the largest cross-entropy gradients"
+    return _share("p99 ‖δ_u‖ of Z / p99 ‖δ_u‖ of CE", value, limits.gain_share, said, why)
 
 
 def input_path_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
@@ -132,31 +129,36 @@ def input_path_consequence(report: AuditReport, limits: Thresholds) -> Consequen
     quantity, limit, planned = "Input-path ‖g_Z‖ / ‖g_CE‖ of the tied table", limits.input_path_share, report.planned
     if not report.model.tied:
         return Consequence(quantity, None, limit, "", False, "The head is untied: there is no input path.")
-    if planned is None or planned.input_path is None:
-        why = OLD_REPORT if planned is None else report.reason("tied_paths") or "it was not measured"
+    why = OLD_REPORT if planned is None else report.reason("tied_paths") or "it was not measured"
+    said = "The Z gradient through the input embedding is {} of the CE gradient of the tied table"
+    return _share(quantity, None if planned is None else planned.input_path, limit, said, why)
+
+
+def _share(quantity: str, value: float | None, limit: float, said: str, why: str) -> Consequence:
+    """A share of a CE gradient, which matters from `limit` on; `why` it is missing."""
+    if value is None:
         return Consequence(quantity, None, limit, "", None, sentence(why))
-    said = f"The Z gradient through the input embedding is {_percent(planned.input_path)} of the CE gradient of the tied table"
-    matters = planned.input_path >= limit
-    return Consequence(
-        quantity, planned.input_path, limit, "", matters, f"{said} ({_limit(matters, _percent(limit))})."
-    )
+    matters = value >= limit
+    reason = f"{said.format(_percent(value))} ({_limit(matters, _percent(limit))})."
+    return Consequence(quantity, value, limit, "", matters, reason)
 
 
 def router_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
     """Router Z gradient over the CE gradient on the router weights."""
-    quantity, limit, planned = "‖g_RZ‖ / ‖g_CE‖ on the router weights", limits.router_share, report.planned
+    limit, planned = limits.router_share, report.planned
+    found = partial(Consequence, "‖g_RZ‖ / ‖g_CE‖ on the router weights", limit=limit, unit="")
     if report.router is None:
-        return Consequence(quantity, None, limit, "", False, "The model has no router.")
+        return found(None, matters=False, reason="The model has no router.")
     if planned is None or planned.router_coef is None:
-        return Consequence(quantity, None, limit, "", None, "No router coefficient was given (`--router-coef`).")
+        return found(None, matters=None, reason="No router coefficient was given (`--router-coef`).")
     if planned.router_share is None:
-        return Consequence(quantity, None, limit, "", None, "The routers have no softmax normalizer, or no gradient.")
+        return found(None, matters=None, reason="The routers have no softmax normalizer, or no gradient.")
     value, matters = planned.router_share, planned.router_share > limit
     said = (
         f"At λ_R = {planned.router_coef:g} ({planned.router_convention}) the router Z gradient is {_percent(value)} of the CE "
         f"gradient on the router weights ({'above' if matters else 'within'} {_percent(limit)})."
     )
-    return Consequence(quantity, value, limit, "", matters, said)
+    return found(value, matters=matters, reason=said)
 
 
 def implementation_consequence(
@@ -204,16 +206,16 @@ def _limit(matters: bool, limit: str) -> str:
     return f"the limit is {limit}" if matters else f"{limit} or more would matter"
 
 
-def _noise(report: AuditReport) -> tuple[str, NoiseNumbers | None, tuple[bool | None, str]]:
+def _noise(report: AuditReport) -> tuple[str, NoiseNumbers | None, dict[str, Any]]:
     """(logit precision, its noise, or whether that matters and why there is none)."""
     planned, measured = report.planned, report.logit_noise
     if planned is None:
-        return "", None, (None, sentence(OLD_REPORT))
+        return "", None, {"matters": None, "reason": sentence(OLD_REPORT)}
     if planned.logits == "fp32":
-        return "fp32", None, (False, "The logits are kept in fp32, so there is no 16-bit noise.")
-    if measured is None:
-        return planned.logits, None, (None, sentence(report.reason("logit_noise") or "it was not measured"))
-    return planned.logits, getattr(measured, planned.logits), (None, "")
+        return "fp32", None, {"matters": False, "reason": "The logits are kept in fp32, so there is no 16-bit noise."}
+    why = sentence(report.reason("logit_noise") or "it was not measured")
+    noise = None if measured is None else getattr(measured, planned.logits)
+    return planned.logits, noise, {"matters": None, "reason": why}
 
 
 # Verdict
@@ -223,7 +225,6 @@ def give_verdict(
     report: AuditReport | None,
     decisions: Sequence[Decision],
     limits: Thresholds,
-    *,
     comparisons: Sequence[Comparison] = (),
     recommendations: Sequence[Recommendation] = (),
 ) -> ActionVerdict:
@@ -238,7 +239,7 @@ def give_verdict(
         found = by_stage[IMPLEMENTATION.name]
         return ActionVerdict(
             "fix_implementation",
-            f"Fix the training loss before anything else: {_lower(found.action)}.",
+            f"Fix the training loss before anything else: {inside(found.action)}.",
             (_reason(found), *_findings(decisions, skip=IMPLEMENTATION.name)),
             f"Measured on the loss itself. {confidence}".strip(),
             ("It changes what λ means and what the model is trained on.", "It does not change this checkpoint."),
@@ -432,8 +433,3 @@ def _percent(share: float) -> str:
 
 def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _lower(text: str) -> str:
-    """For the inside of a sentence; an initial that is a symbol or an abbreviation stays."""
-    return text[0].lower() + text[1:] if text[1:2].islower() else text

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 from zloss.decide.consequences import consequence_of, give_verdict
 from zloss.decide.stages import (
@@ -39,14 +39,17 @@ from zloss.results.recommendation import Recommendation
 from zloss.results.router import MeasuredScale, RouterScaleTable
 
 
+class Joined(TypedDict, total=False):
+    """Results that fill the stages which the audit of a checkpoint leaves open."""
+
+    loss_audits: Sequence[LossAudit]
+    comparisons: Sequence[Comparison]
+    implementation_audits: Sequence[ImplementationAudit]
+    routers: Sequence[MeasuredScale | RouterScaleTable]
+
+
 def decide(
-    report: AuditReport | None,
-    *,
-    loss_audits: Sequence[LossAudit] = (),
-    comparisons: Sequence[Comparison] = (),
-    implementation_audits: Sequence[ImplementationAudit] = (),
-    routers: Sequence[MeasuredScale | RouterScaleTable] = (),
-    thresholds: Thresholds | None = None,
+    report: AuditReport | None, *, thresholds: Thresholds | None = None, **joined: Unpack[Joined]
 ) -> tuple[Decision, ...]:
     """All eight stages in the order source → transport → optimizer → quality; an unevaluated one has fired None.
 
@@ -55,6 +58,8 @@ def decide(
     """
     limits = thresholds or stored_thresholds(report.thresholds if report else {})
     report = report and report.finite()
+    losses, implementations = joined.get("loss_audits", ()), joined.get("implementation_audits", ())
+    comparisons = joined.get("comparisons", ())
     on_checkpoint = {
         SOURCE: source_coordinate,
         DECOMPOSITION: objective_decomposition,
@@ -66,49 +71,31 @@ def decide(
             stage.unevaluated("no audit of a checkpoint was given") if report is None else evaluate(report, limits)
             for stage, evaluate in on_checkpoint.items()
         ),
-        implementation(loss_audits, limits, implementation_audits),
-        router_reduction(report, comparisons, limits, routers),
-        optimizer_consequence(comparisons, limits, implementation_audits),
+        implementation(losses, limits, implementations),
+        router_reduction(report, comparisons, limits, joined.get("routers", ())),
+        optimizer_consequence(comparisons, limits, implementations),
         quality_gate(comparisons, limits),
     )
     return tuple(
-        replace(
-            one,
-            consequence=consequence_of(
-                one, report, limits, loss_audits=loss_audits, implementation_audits=implementation_audits
-            ),
-        )
-        for one in decisions
+        replace(one, consequence=consequence_of(one, report, limits, losses, implementations)) for one in decisions
     )
 
 
 def with_decisions(
     report: AuditReport,
     *,
-    loss_audits: Sequence[LossAudit] = (),
-    comparisons: Sequence[Comparison] = (),
-    implementation_audits: Sequence[ImplementationAudit] = (),
-    routers: Sequence[MeasuredScale | RouterScaleTable] = (),
     recommendations: Sequence[Recommendation] = (),
     thresholds: Thresholds | None = None,
+    **joined: Unpack[Joined],
 ) -> AuditReport:
     """The report with its verdict, its decisions, the λ budget and the thresholds they used."""
-    limits = thresholds or stored_thresholds(report.thresholds)
-    decisions = decide(
-        report,
-        loss_audits=loss_audits,
-        comparisons=comparisons,
-        implementation_audits=implementation_audits,
-        routers=routers,
-        thresholds=limits,
-    )
+    limits, finite = thresholds or stored_thresholds(report.thresholds), report.finite()
+    decisions = decide(report, thresholds=limits, **joined)
     return replace(
         report,
-        verdict=give_verdict(
-            report.finite(), decisions, limits, comparisons=comparisons, recommendations=recommendations
-        ),
+        verdict=give_verdict(finite, decisions, limits, joined.get("comparisons", ()), recommendations),
         decisions=decisions,
-        lambda_budget=lambda_budget(report.finite(), limits.r_z_budget),
+        lambda_budget=lambda_budget(finite, limits.r_z_budget),
         thresholds=limits.to_dict(),
     )
 

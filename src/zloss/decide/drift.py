@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -22,11 +22,13 @@ from zloss.decide.intervals import (
     student_quantile,
     text_resamples,
 )
+from zloss.decide.stages import inside
+from zloss.decide.thresholds import Limits
 from zloss.errors import InputError
 from zloss.results.drift import CeChange, Drift, KeptCheckpoint, Movement
-from zloss.results.options import Coordinate, check_numbers
+from zloss.results.options import Coordinate
 from zloss.results.provenance import Provenance
-from zloss.results.quantities import symbol
+from zloss.results.quantities import plain_name, symbol
 from zloss.results.run_metrics import GAIN, SHIFT, SHIFT_SQUARED, VIOLATION
 
 Floats = NDArray[np.float64]
@@ -34,7 +36,7 @@ LEAST_CHECKPOINTS = 2
 
 
 @dataclass(frozen=True)
-class DriftLimits:
+class DriftLimits(Limits):
     """When a number of a head counts as moved, and when cross-entropy counts as still.
 
     The paper does not compare checkpoints of one run: these limits are ours, each with its reason.
@@ -56,17 +58,10 @@ class DriftLimits:
     least_share: float = 0.01
     """E_1 moves only when it changes by more than this share of the head's energy."""
 
-    def __post_init__(self) -> None:
-        check_numbers(self, [field.name for field in fields(self)])
-
     @property
     def ce_tolerance(self) -> float:
         """`ppl_tolerance` in nats of CE: log(1 + share)."""
         return math.log1p(self.ppl_tolerance)
-
-    def to_dict(self) -> dict[str, float]:
-        """Name → value, as drift.json stores them."""
-        return dict(asdict(self))
 
 
 @dataclass(frozen=True)
@@ -235,11 +230,12 @@ def _movement(values: WatchedValues, kept: Sequence[KeptCheckpoint], last_still:
     over stretches in which CE moved too. It began at the first k after i at which it had moved from its value at i.
     """
     watched, limits, count = values.watched, values.limits, len(kept)
-    key, coordinate, name = watched.key, watched.coordinate, _name(watched.key, watched.coordinate)
+    key, coordinate = watched.key, watched.coordinate
+    name = _name(key, coordinate, plain=True)
     if all(value is None for value in values.shown_I):
         return Movement(key, coordinate, "open", f"{name} was not measured.")
     if all(value is None for value in values.tested_I):
-        return Movement(key, coordinate, "open", f"The noise of {name} on this text is unknown.")
+        return Movement(key, coordinate, "open", f"{name}: its noise on this text is unknown.")
     invisible = values.largest((i, j) for i, end in enumerate(last_still) for j in range(i + 1, end + 1))
     pair = invisible or values.largest(combinations(range(count), 2))
     if pair is None:
@@ -271,9 +267,10 @@ def _movement(values: WatchedValues, kept: Sequence[KeptCheckpoint], last_still:
 # Sentences
 
 
-def _name(key: str, coordinate: Coordinate) -> str:
-    """A number in a sentence; μ exists in one coordinate only."""
-    return symbol(key) if key in SHIFT_KEYS else f"{coordinate} {symbol(key)}"
+def _name(key: str, coordinate: Coordinate, *, plain: bool = False) -> str:
+    """A number in a sentence, with `plain` behind its plain name; μ exists in one coordinate only."""
+    name = plain_name(key) if plain else symbol(key)
+    return name if key in SHIFT_KEYS else f"{name} of the {coordinate} head"
 
 
 def _ce_phrase(change: CeChange) -> str:
@@ -292,7 +289,7 @@ def _finding(movements: Sequence[Movement], *, ce_stood_still: bool) -> str:
     invisible, with_ce = ([m for m in movements if m.state == state] for state in ("invisible", "with_ce"))
     if invisible:
         lead, *others = invisible
-        text = f"Drift that CE cannot see: {lead.reason}"
+        text = f"Drift that CE cannot see: the {inside(lead.reason)}"
         if lead.quantity in SHIFT_KEYS and any(movement.coordinate == "centered" for movement in invisible):
             text += " The centered head moved too, so it is more than a common shift."
         elif lead.quantity in SHIFT_KEYS:

@@ -80,6 +80,15 @@ def sentence(*parts: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
+def inside(text: str) -> str:
+    """For the inside of a sentence; an initial that is a symbol or an abbreviation stays.
+
+    >>> inside("Common shift"), inside("Z gradient")
+    ('common shift', 'Z gradient')
+    """
+    return text[0].lower() + text[1:] if text[1:2].islower() else text
+
+
 SOURCE = Stage(
     name="Source coordinate",
     risk="A common shift of all logits: invisible to cross-entropy, active in Z-loss",

@@ -7,12 +7,25 @@ can be set. docs/decisions.md shows what they decide on the paper's own models.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from zloss.results.options import check_numbers
 
 
 @dataclass(frozen=True)
-class Thresholds:
+class Limits:
+    """Numbers ≥ 0 by name."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, [field.name for field in fields(self)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name → value, as results store them."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Thresholds(Limits):
     """Thresholds of the decision map (ours, not the paper's)."""
 
     shift_over_log_v: float = 1.0
@@ -76,13 +89,6 @@ class Thresholds:
     """The router matters if the router Z gradient exceeds this share of the CE gradient on the router weights."""
     least_tokens: float = 2000
     """Fewer tokens than this are not enough evidence for a verdict on a checkpoint."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, [field.name for field in fields(self)])
-
-    def to_dict(self) -> dict[str, float | None]:
-        """Name → value, as the report stores them."""
-        return dict(asdict(self))
 
 
 def stored_thresholds(stored: dict[str, float | None]) -> Thresholds:

@@ -6,10 +6,13 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from zloss.decide.stages import DECOMPOSITION, SOURCE, TRANSPORT, usual_range
+from zloss.decide.thresholds import stored_thresholds
 from zloss.report.audit_figures import audit_figures, compared_figures
 from zloss.report.document import (
+    Block,
     Card,
     Cell,
     Column,
@@ -32,28 +35,17 @@ from zloss.report.document import (
 from zloss.report.logprobs import logprob_document
 from zloss.report.numbers import coefficient, factor, number, percent, seconds
 from zloss.report.router import findings_document
-from zloss.results.audit import NOT_MEASURED, AuditReport, ExtremeTable, ExtremeToken, Precision, TiedPaths
+from zloss.results.audit import NOT_MEASURED, AuditReport, ExtremeTable, ExtremeToken
 from zloss.results.decision import ActionVerdict, Consequence, Decision, Effect
-from zloss.results.quantities import BY_KEY, HEAD, HEADLINE, Definition, symbol
+from zloss.results.quantities import BY_KEY, HEAD, HEADLINE, NAMES, Definition, symbol
 from zloss.results.record import to_plain
 
-MOVES_LITTLE = 0.02
-"""Ratios within this of 1 are called unchanged."""
 CAPPED = {
     "a_p_99": "p99 output-to-hidden gain through the softcap, ‖WᵀCp‖/‖p‖ with C = diag(1 − tanh²(z/cap))",
     "a_p_mean": "mean output-to-hidden gain through the softcap",
     "delta_u_99": "tail of the source that reaches the hidden state through the softcap, per token at λ_diag",
 }
 """Quantities that mean something else where the logits are capped."""
-NAMES = {
-    "mu_abs_99": "Common shift",
-    "p_z_999": "Log-normalizer tail",
-    "a_p_99": "Output-to-hidden gain",
-    "delta_u_99": "Z gradient at the hidden state",
-    "diag_z": "Z-loss value",
-    "r_z": "Z gradient relative to CE",
-}
-"""Plain names of the headline quantities."""
 CARD_STAGES = {
     "mu_abs_99": SOURCE.name,
     "p_z_999": DECOMPOSITION.name,
@@ -114,7 +106,7 @@ def audit_document(
         ),
         Group("cards", tuple(_cards(report))),
         heading("Decision map", "decisions", "Decisions"),
-        *decision_document(report.decisions, models=models, advice=ADVICE),
+        *decision_document(report.decisions, Text(f"{tally(report.decisions)}.{ADVICE}", "lead"), models),
         heading("Gradient geometry", "figures", "Figures"),
         *([Group("three", tuple(figures["gradient_geometry"]))] if figures["gradient_geometry"] else []),
         Text(_sample(report), "soft"),
@@ -128,7 +120,7 @@ def audit_document(
         document += [heading("Extreme tokens in context", "tokens", "Tokens"), Group("tabs", tuple(extremes))]
     document += [
         heading("All numbers", "numbers", "Numbers"),
-        *(Text(sentence) for sentence in summarize(report)),
+        *map(Text, remarks(report)),
         numbers_table(report),
         Group("columns", (_gradients(report), _tied_paths(report), _spacing(report))),
     ]
@@ -169,30 +161,37 @@ def audit_summary(report: AuditReport, *, models: str | None = None, verbose: bo
         return [*document, *more, Text("All numbers and the decision map: --verbose, or the page.", "soft")]
     return [
         *document,
-        *(Text(sentence) for sentence in summarize(report)),
+        *map(Text, remarks(report)),
         numbers_table(report),
         Text("Other symbols and keys: zloss glossary WORD", "soft"),
         *(findings_document(report.router) if report.router is not None else ()),
-        *(decision_summary(report.decisions, models=models) if report.decisions else ()),
+        *(decision_document(report.decisions, map_heading(report.decisions), models) if report.decisions else ()),
     ]
 
 
-def decision_document(decisions: Sequence[Decision], *, models: str | None = None, advice: str = "") -> Document:
-    """The counts of verdicts and every stage; `models` says which joined result is of which model."""
-    return [
-        Text(f"{tally(decisions)}.{advice}", "lead"),
-        *([Text(models, "banner")] if models else []),
-        Items(tuple(_stage(decision, place) for place, decision in enumerate(decisions))),
-    ]
+def decision_document(decisions: Sequence[Decision], first: Block, models: str | None = None) -> Document:
+    """Every stage under `first`, which counts them; stages that were not evaluated for one reason share a line.
+
+    `models` says which joined result is of which model.
+    """
+    items = []
+    for _, found in itertools.groupby(enumerate(decisions, 1), lambda numbered: numbered[1].reason):
+        (place, decision), *others = found
+        if not others:
+            items.append(_stage(decision, place))
+            continue
+        together = (decision, *(other for _, other in others))
+        names = ", ".join(one.stage for one in together)
+        risks = Terms(tuple((one.stage, one.risk) for one in together))
+        short = stage_item(decision)
+        name, text = f"Stages {place} to {place + len(others)}", f"{names}: {short.text}"
+        items.append(replace(short, name=name, text=text, body=(risks,)))
+    return [first, *([Text(models, "banner")] if models else []), Items(tuple(items))]
 
 
-def decision_summary(decisions: Sequence[Decision], *, models: str | None = None) -> Document:
-    """The same for a terminal."""
-    return [
-        Heading(f"Decision map: {tally(decisions)}"),
-        *([Text(models)] if models else []),
-        Items(tuple(_stage(decision, place) for place, decision in enumerate(decisions))),
-    ]
+def map_heading(decisions: Sequence[Decision]) -> Heading:
+    """The decision map on a terminal."""
+    return Heading(f"Decision map: {tally(decisions)}")
 
 
 def stage_item(decision: Decision, *, actions: bool = True) -> Item:
@@ -203,7 +202,7 @@ def stage_item(decision: Decision, *, actions: bool = True) -> Item:
 
 
 def _stage(decision: Decision, place: int) -> Item:
-    """A stage with all there is to say about it."""
+    """A stage with its number and all there is to say about it."""
     trigger = decision.trigger
     if decision.value is not None:
         named = f" `{decision.threshold_name}`" if decision.threshold_name else ""
@@ -221,9 +220,11 @@ def _stage(decision: Decision, place: int) -> Item:
         ("Not guaranteed", decision.not_guaranteed),
         ("Evidence", decision.evidence),
     )
-    title = "What the action would change, measured on this text" if place < OUTPUT_STAGES else "Measured"
+    title = "What the action would change, measured on this text" if place <= OUTPUT_STAGES else "Measured"
+    # The λ that meets the budget of R_Z is the same for every stage: it is among the numbers of the gradient.
+    effects = [effect for effect in decision.measured if not effect.quantity.startswith("λ for R_Z")]
     measured = table(
-        decision.measured,
+        effects,
         (
             (Column("quantity", "text"), lambda effect: Cell(symbol(effect.quantity), note=effect.note)),
             ("before", lambda effect: _effect_number(effect, effect.before)),
@@ -234,19 +235,19 @@ def _stage(decision: Decision, place: int) -> Item:
         name="effects",
         sortable=False,
     )
-    # The λ on budget is the same for every stage and is part of the summary.
     changes = "; ".join(
         f"{symbol(effect.quantity)} {_effect_number(effect, effect.before)} → {_effect_number(effect, effect.after)}"
-        for effect in decision.measured
-        if effect.unit != "λ"
+        for effect in effects
     )
     short = stage_item(decision)
+    harmless = bool(decision.fired) and consequence is not None and consequence.matters is False
     return replace(
         short,
-        name=f"{place + 1}. {decision.stage}",
+        text=f"{short.text} Harmless here." if harmless else short.text,
+        name=f"{place}. {decision.stage}",
         more=(*short.more, (changes, "soft")) if decision.fired and changes else short.more,
-        body=(Terms(facts), *([measured] if decision.measured else [])),
-        expanded=bool(decision.fired),
+        body=(Terms(facts), *([measured] if effects else [])),
+        expanded=bool(decision.fired) and not harmless,
     )
 
 
@@ -283,37 +284,9 @@ def _facts(report: AuditReport) -> str:
     return " · ".join(facts)
 
 
-def summarize(report: AuditReport) -> list[str]:
-    """Sentences on the common shift, on what centering changes, on the λ that meets the R_Z budget, and the notes."""
-    done = f"it covers {report.finished_blocks or 0} of {report.corpus.blocks} blocks"
-    partial = "" if report.status == "complete" else f"This audit was interrupted: {done}."
-    shift = ""
-    source = next((decision for decision in report.decisions if decision.stage == SOURCE.name), None)
-    if source is not None and source.value is not None:
-        shift = (
-            f"The common shift is {'large' if source.fired else 'small'}: {symbol('mu_abs_99')} is {number(source.value)} nats "
-            f"against a threshold of {number(source.threshold)}."
-        )
-    sentences = (partial, shift, _centering(report), _budget(report), *report.notes)
-    return [sentence for sentence in sentences if sentence]
-
-
-def _centering(report: AuditReport) -> str:
-    verbs: dict[str, list[str]] = {"lowers": [], "raises": [], "keeps": []}
-    for key in ("p_z_999", "a_p_99", "delta_u_99"):
-        before, after = getattr(report.heads.raw, key), getattr(report.heads.centered, key)
-        if before and after is not None:
-            ratio = after / before
-            verb = "keeps" if abs(ratio - 1) <= MOVES_LITTLE else "lowers" if ratio < 1 else "raises"
-            verbs[verb].append(f"{symbol(key)} from {number(before)} to {number(after)} ({factor(ratio)})")
-    # Commas between the items, and "and" before the last.
-    parts = [
-        f"{verb} {' and '.join(filter(None, (', '.join(items[:-1]), items[-1])))}"
-        for verb, items in verbs.items()
-        if items
-    ]
-    said = f"Centering leaves PPL at {number(report.ppl)}; on this text it {', and it '.join(parts)}."
-    return said if parts else ""
+def remarks(report: AuditReport) -> list[str]:
+    """The λ that meets the R_Z budget, and the notes."""
+    return [sentence for sentence in (_budget(report), *report.notes) if sentence]
 
 
 def _budget(report: AuditReport) -> str:
@@ -354,7 +327,14 @@ def _cards(report: AuditReport) -> list[Card]:
 
 def _card_verdict(key: str, report: AuditReport) -> tuple[str, Tone]:
     """Which direction is worse and whether the value matters here, with its tone."""
-    stage = CARD_STAGES.get(key)
+    raw, gradient, stage = _of_head(report, "raw", key), report.gradient, CARD_STAGES.get(key)
+    if key == "diag_z" and raw is not None and report.ppl is not None and report.ppl > 1:
+        return f"Lower is better. It adds {percent(raw / math.log(report.ppl))} to the cross-entropy.", ""
+    if key == "r_z" and raw is not None and gradient is not None:
+        budget = stored_thresholds(report.thresholds).r_z_budget
+        beyond = max(raw, gradient.whole_model.r_z or 0.0) > budget
+        said = f"Higher is stronger. {'Beyond' if beyond else 'Within'} the budget of {percent(budget)}."
+        return said, "fired" if beyond else "quiet"
     found = next((one for one in report.decisions if one.stage == stage), None)
     if found is None or found.consequence is None:
         return "Lower is better.", ""
@@ -388,8 +368,6 @@ def numbers_table(report: AuditReport) -> Table:
         notes = []
         for head in ("raw", "centered") if label.key not in of_gradient else ():
             path = f"heads.{head}.{label.key}"
-            if (bound := report.quantile_bounds.get(path)) is not None:
-                notes.append(f"{head} within {number(bound.lower)} … {number(bound.upper)}")
             if _of_head(report, head, label.key) is None:
                 notes.append(f"{head}: {report.reason(path) or NOT_MEASURED}")
         return Cell(label.meaning, note="; ".join(notes), tone="soft")
@@ -411,46 +389,42 @@ def numbers_table(report: AuditReport) -> Table:
 
 def _gradients(report: AuditReport) -> Table:
     gradient, budget = report.gradient, report.lambda_budget
-    title = "Gradient of the head"
-    if gradient is None:
-        return _small(title, (), (), report.reason("gradient") or NOT_MEASURED)
-    at = "" if budget is None else f" = {number(budget.r_z)}"
-    how = f"{gradient.reduction}-reduced over {gradient.blocks} blocks at λ = {coefficient(gradient.coef)}"
-    columns: Columns = (
-        (Column.of("r_z"), lambda name: cell(getattr(gradient, name).r_z)),
-        (Column.of("c_z"), lambda name: cell(getattr(gradient, name).c_z)),
-        (
-            Column.of("lambda_budget", f"{symbol('lambda_budget')}{at}"),
-            lambda name: coefficient(getattr(budget, name, None)),
-        ),
-    )
-    return _small(title, ("raw", "centered", "whole_model"), columns, f"{how}; R_Z is linear in λ.")
+    why, at = report.reason("gradient") or NOT_MEASURED, "" if budget is None else f" = {number(budget.r_z)}"
+    if gradient is not None:
+        how = f"{gradient.reduction}-reduced over {gradient.blocks} blocks"
+        why = f"{how} at λ = {coefficient(gradient.coef)}; R_Z is linear in λ."
+    solved = Column.of("lambda_budget", f"{symbol('lambda_budget')}{at}")
+    more: Columns = ((solved, lambda name: coefficient(getattr(budget, name, None))),)
+    return _small("Gradient of the head", gradient, ("r_z", "c_z"), why, ("raw", "centered", "whole_model"), more)
 
 
 def _tied_paths(report: AuditReport) -> Table:
     untied = NOT_MEASURED if report.model.tied else "The head is untied: no input path leads to its gradient."
-    missing = (report.reason("tied_paths") or untied) if report.tied_paths is None else ""
-    return _both("Paths into the tied table", report.tied_paths, ("output_norm", "input_norm", "cosine"), missing)
+    why = "" if report.tied_paths is not None else report.reason("tied_paths") or untied
+    return _small("Paths into the tied table", report.tied_paths, ("output_norm", "input_norm", "cosine"), why)
 
 
 def _spacing(report: AuditReport) -> Table:
     why = "Logits closer than the spacing merge when stored in that format, before any softmax sees them."
-    return _both(
-        "Where stored logits get coarse", report.precision, ("row_max_999", "bf16_spacing", "fp16_spacing"), why
+    keys = ("row_max_999", "bf16_spacing", "fp16_spacing")
+    return _small("Where stored logits get coarse", report.precision, keys, why)
+
+
+def _small(
+    title: str,
+    found: Any,
+    keys: Sequence[str],
+    why: str,
+    names: Sequence[str] = ("raw", "centered"),
+    more: Columns = (),
+) -> Table:
+    """The numbers of a section by coordinate, and `why`; nothing but that if there is no section."""
+    columns: Columns = (
+        (Column("", "text"), lambda name: name.replace("_", " ")),
+        *((Column.of(key), lambda name, key=key: cell(getattr(getattr(found, name), key))) for key in keys),
+        *more,
     )
-
-
-def _both(title: str, found: TiedPaths | Precision | None, keys: Sequence[str], why: str) -> Table:
-    """The numbers of both coordinates in a small table."""
-    if found is None:
-        return _small(title, (), (), why)
-    columns = [(Column.of(key), lambda name, key=key: cell(getattr(getattr(found, name), key))) for key in keys]
-    return _small(title, ("raw", "centered"), columns, why)
-
-
-def _small(title: str, names: Sequence[str], columns: Columns, why: str) -> Table:
-    named = (Column("", "text"), lambda name: name.replace("_", " "))
-    return table(names, (named, *columns), title=title, name="small", sortable=False, note=why)
+    return table(names if found is not None else (), columns, title=title, name="small", sortable=False, note=why)
 
 
 def _sample(report: AuditReport) -> str:

@@ -15,26 +15,17 @@ from zloss.report.figures import CENTERED, LARGEST, RAW, SMALLEST, SOFT, STRONG,
 from zloss.report.numbers import both, coefficient, number, pair
 from zloss.results.audit import AuditReport, DrawnHistogram, GeometrySample, Quantity
 from zloss.results.options import Coordinate
-from zloss.results.quantities import symbol
+from zloss.results.quantities import HEADLINE, NAMES, symbol
 
 HEADS: dict[Coordinate, str] = {"raw": RAW, "centered": CENTERED}
 RAYS = (0.3, 1, 2, 5, 10, 20, 50, 100, 300, 1000)
 LOW_RANK = 16
 """The rank of E_16, F_16 and ρ_16."""
 MOST_BARS = 80
-TAILS: tuple[tuple[Quantity, str, str], ...] = (
-    # drawn quantity, title, key of its quantile
-    ("violation", "Log-normalizer tail", "p_z_999"),
-    ("gain", "Gain tail", "a_p_99"),
-    ("shift", "Common shift", "mu_abs_99"),
-    ("delta_u", "Hidden-source tail", "delta_u_99"),
-)
-COMPARED = {
-    "mu_abs_99": "Common shift of the raw head",
-    "p_z_999": "Log-normalizer tail",
-    "a_p_99": "Gain tail",
-    "delta_u_99": "Hidden-source tail",
-}
+TAILS: dict[Quantity, str] = {
+    "violation": "p_z_999", "gain": "a_p_99", "shift": "mu_abs_99", "delta_u": "delta_u_99",
+}  # fmt: skip
+"""Drawn quantity → key of its quantile."""
 
 
 def audit_figures(report: AuditReport) -> dict[str, list[Figure]]:
@@ -164,10 +155,10 @@ def thin(report: AuditReport, share: float) -> AuditReport:
 
 def tail_figures(report: AuditReport) -> list[Figure]:
     """A histogram for each quantity that was counted, raw and centered on shared axes, with the reported quantile marked."""
-    return [figure for tail in TAILS if (figure := _tail(report, *tail)) is not None]
+    return [figure for tail in TAILS.items() if (figure := _tail(report, *tail)) is not None]
 
 
-def _tail(report: AuditReport, quantity: Quantity, title: str, key: str) -> Figure | None:
+def _tail(report: AuditReport, quantity: Quantity, key: str) -> Figure | None:
     found = {name: report.figures.histogram(quantity, name) for name in HEADS}
     counted = {name: histogram for name, histogram in found.items() if histogram is not None and any(histogram.counts)}
     if quantity == "shift":
@@ -188,7 +179,7 @@ def _tail(report: AuditReport, quantity: Quantity, title: str, key: str) -> Figu
     quantile = "p99.9" if key.endswith("999") else "p99"
     return fig.panel(
         f"tail-{quantity}",
-        title,
+        NAMES[key],
         (
             fig.axis_of(quantity, wide, log=log),
             fig.axis("tokens" if shared else "tokens per unit", (floor, top), log=True),
@@ -297,10 +288,10 @@ def _shares(sigma: Sequence[float], first_share: float | None) -> tuple[float, .
 
 def compared_figures(named: Sequence[tuple[str, AuditReport]]) -> list[Figure]:
     """One panel per headline quantity; a line per audit, raw and centered joined."""
-    return [figure for key, title in COMPARED.items() if (figure := _dumbbells(named, key, title)) is not None]
+    return [figure for key in HEADLINE[:4] if (figure := _dumbbells(named, key)) is not None]
 
 
-def _dumbbells(named: Sequence[tuple[str, AuditReport]], key: str, title: str) -> Figure | None:
+def _dumbbells(named: Sequence[tuple[str, AuditReport]], key: str) -> Figure | None:
     # A centered |μ| is rounding noise; on a shared axis it would squeeze every raw value into a corner.
     heads = {"raw": RAW} if key == "mu_abs_99" else HEADS
     spots, joined = [], []
@@ -317,4 +308,4 @@ def _dumbbells(named: Sequence[tuple[str, AuditReport]], key: str, title: str) -
     bars = fig.layer("rule", joined, {"x2": {"field": "x2"}, "color": {"value": STRONG}}, strokeWidth=3, tooltip=None)
     series = ((name, TONES[name]) for name in heads.values())
     layers = [bars, fig.dots(spots, size=110, opacity=1)]
-    return fig.panel(key, title, (x, y), series, layers, of=key, height=20 + 30 * len(named))
+    return fig.panel(key, NAMES[key], (x, y), series, layers, of=key, height=20 + 30 * len(named))

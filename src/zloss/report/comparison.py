@@ -48,6 +48,8 @@ PAIRED_ROUTED = (
     "ce", "ppl", "entropy", "load_cv", "load_balance", "router_z", "router_log_z_p999", "router_correction_norm",
     "grad_norm_p99", "clip_rate",
 )  # fmt: skip
+FEW_MEANS = 4
+"""Columns of the short table."""
 NO_VERDICT = "no verdict"
 PARTS = {"quality": "quality", "coordinate": "diagnosed coordinate", "optimizer": "optimizer"}
 METHOD = (Column("method", "text"), lambda method: Plain(method.label))
@@ -96,13 +98,17 @@ def comparison_document(comparison: Comparison) -> Document:
     ]
 
 
-def comparison_summary(comparison: Comparison) -> Document:
-    """What a terminal and comparison.md show: the answer, means, paired differences, verdicts, tokens."""
+def comparison_summary(comparison: Comparison, *, verbose: bool = True) -> Document:
+    """What comparison.md and, with `verbose`, a terminal show: the answer, means, paired differences, verdicts, tokens.
+
+    Without `verbose` the answer, what decided on each method, and the first means.
+    """
     keys = _estimable(MEANS if comparison.router is None else MEANS_ROUTED, comparison)
     coordinates = {verdict.coordinate for verdict in comparison.quality.methods}
     mixed = "p_z_999" in keys and len(coordinates) > 1
     tokens, notes = comparison.tokens, []
-    if tokens.available and tokens.consumed is not None:
+    opening: Document = [Text(text, "strong")] if (text := answer(comparison)) else []
+    if verbose and tokens.available and tokens.consumed is not None:
         notes.append(
             f"Tokens per run: {number(tokens.consumed)} consumed of {number(tokens.available)} available, reuse factor "
             f"{number(tokens.reuse)}."
@@ -111,8 +117,21 @@ def comparison_summary(comparison: Comparison) -> Document:
         notes.append(f"Not finished, left out: {', '.join(comparison.unfinished)}.")
     if comparison.unpaired:
         notes.append(f"Without a baseline run of their seed: {', '.join(comparison.unpaired)}.")
+    if not verbose:
+        decided = (
+            f"{one.label}: {'; '.join(filter(None, (verdict_word(one), one.reason)))}"
+            for one in comparison.quality.methods
+        )
+        more = "All means, paired differences and verdicts: --verbose, or the page."
+        return [
+            *opening,
+            *(Text(sentence, "item") for sentence in decided),
+            _means(comparison, keys[:FEW_MEANS], legend=False),
+            *map(Text, notes),
+            Text(more, "soft"),
+        ]
     return [
-        *([Text(text, "strong")] if (text := answer(comparison)) else []),
+        *opening,
         Text(_means_sentence(comparison)),
         _means(comparison, keys),
         *([Text(TWO_COORDINATES)] if mixed else []),
@@ -219,14 +238,14 @@ def _means_sentence(comparison: Comparison) -> str:
     return f"Mean ± sample standard deviation over seeds {seeds}, in the coordinate each method deploys:"
 
 
-def _means(comparison: Comparison, keys: Sequence[str], *, plain: bool = False) -> Table:
+def _means(comparison: Comparison, keys: Sequence[str], *, plain: bool = False, legend: bool = True) -> Table:
     """A line per method; `plain` columns are titled with their keys."""
     columns = [
         (Column.of(key, Plain(key) if plain else ""), lambda method, key=key: _spread(method.metrics.get(key)))
         for key in keys
     ]
-    legend = () if plain else tuple(found for key in keys if (found := define(key)) is not None)
-    return table(comparison.methods, (METHOD, *columns), legend=legend, name="numbers")
+    explained = tuple(found for key in keys if (found := define(key)) is not None) if legend and not plain else ()
+    return table(comparison.methods, (METHOD, *columns), legend=explained, name="numbers")
 
 
 def _spread(found: SeedSummary | SeedDifference | None) -> Cell:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from zloss.report.numbers import number
+from zloss.report.numbers import MISSING, number
 from zloss.results.quantities import Definition, define, symbol
 
 Tone = Literal[
@@ -43,7 +43,7 @@ class Text:
     """A paragraph: "facts" are short and separated by dots, an "item" belongs to a list, "code" is copied as it is."""
 
     sentence: str
-    style: Literal["", "strong", "soft", "lead", "summary", "answer", "banner", "kicker", "facts", "item", "code"] = ""
+    style: Literal["", "strong", "soft", "lead", "answer", "banner", "kicker", "facts", "item", "code"] = ""
     tone: Tone = ""
 
 
@@ -111,6 +111,11 @@ class Table:
     name: str = ""
     """Its class on a page."""
     sortable: bool = True
+
+    @property
+    def stacked(self) -> bool:
+        """Whether a narrow page shows its rows as paragraphs: sentences need the width."""
+        return any(column.kind == "prose" for column in self.columns)
 
 
 @dataclass(frozen=True)
@@ -215,8 +220,9 @@ def walk(blocks: Iterable[Block]) -> Iterator[Block]:
 
 
 def terms(title: str, data: Mapping[str, Any], *, skip: tuple[str, ...] = ()) -> Terms:
-    """Any part of a result as keys and values, keys of newer versions included."""
-    return Terms(tuple((Plain(key), Plain(text)) for key, text in flat_lines(data, skip=skip)), title)
+    """Any part of a result as keys and values, keys of newer versions included; what is missing or empty is left out."""
+    lines = flat_lines(data, skip=skip)
+    return Terms(tuple((Plain(key), Plain(text)) for key, text in lines if text not in ("", MISSING)), title)
 
 
 def flat_lines(data: Mapping[str, Any], *, skip: tuple[str, ...] = (), prefix: str = "") -> list[tuple[str, str]]:

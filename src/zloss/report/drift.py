@@ -23,7 +23,7 @@ from zloss.report.document import (
 from zloss.report.figures import CENTERED, RAW, TONES
 from zloss.report.numbers import MISSING, number
 from zloss.results.drift import Drift, DriftCheckpoint, Movement
-from zloss.results.quantities import BY_KEY, symbol
+from zloss.results.quantities import BY_KEY, NAMES, plain_name, symbol
 from zloss.results.record import to_plain
 
 COLUMNS: tuple[tuple[str, str], ...] = (
@@ -50,20 +50,10 @@ STATES: dict[str, tuple[Tone, str]] = {
     "open": ("open", "not evaluated"),
 }
 CURVES = {
-    "drift_source": {
-        "ppl": "Perplexity",
-        "mu_abs_99": "Common shift, tail",
-        "mu_rms": "Common shift, root mean square",
-        "p_z_999": "Log-normalizer tail",
-    },
-    "drift_transport": {
-        "a_p_99": "Gain tail",
-        "sigma_1": "Spectral norm of the head",
-        "e_1": "Energy of the first direction",
-        "r_z": "Z gradient over CE gradient",
-    },
+    "drift_source": ("ppl", "mu_abs_99", "mu_rms", "p_z_999"),
+    "drift_transport": ("a_p_99", "sigma_1", "e_1", "r_z"),
 }
-"""Name of a figure file → its quantities and their titles."""
+"""Name of a figure file → its quantities."""
 
 
 def drift_document(drift: Drift) -> Document:
@@ -86,7 +76,7 @@ def drift_document(drift: Drift) -> Document:
         Group("three", tuple(panels)),
         Heading("What moved", 3),
         Text(rule, "lead"),
-        _movements(drift),
+        *_movements(drift),
         Heading("Checkpoints", 3),
         Text("ΔCE is in nats per token from the checkpoint before, on the same blocks.", "lead"),
         _checkpoints(drift, COLUMNS),
@@ -95,13 +85,7 @@ def drift_document(drift: Drift) -> Document:
 
 
 def drift_summary(drift: Drift) -> Document:
-    """What a terminal shows: the checkpoints, the finding, and what moved."""
-    moved = [one for one in drift.movements if one.state in ("invisible", "with_ce")]
-    columns: Columns = (
-        (Column("", "text"), lambda one: Cell(_movement_name(one), tone=STATES[one.state][0])),
-        (Column("", "text"), lambda one: f"{number(one.before)} → {number(one.after)}"),
-        (Column("", "prose"), lambda one: f"first seen at step {one.began}, {STATES[one.state][1]}"),
-    )
+    """What a terminal shows: the finding and the checkpoints."""
     predictions = number(drift.blocks * drift.block_size)
     return [
         Heading(Plain(f"{drift.model}: {len(drift.checkpoints)} checkpoints on {drift.corpus}"), 1),
@@ -109,7 +93,6 @@ def drift_summary(drift: Drift) -> Document:
         Text(f"{predictions} predictions, ΔCE in nats from the checkpoint before", "soft"),
         _checkpoints(drift, NARROW, digits=3),
         *(Text(note) for note in drift.notes),
-        *([table(moved, columns)] if moved else []),
     ]
 
 
@@ -119,15 +102,20 @@ def _verdict(drift: Drift) -> list[Text]:
     return [Text(first + stop.strip(), "answer", "strong"), *([Text(rest)] if rest else [])]
 
 
-def _movements(drift: Drift) -> Table:
+def _movements(drift: Drift) -> Document:
+    """What moved or could not be evaluated, and the names of the rest."""
+    shown = [one for one in drift.movements if one.state != "quiet"]
+    still = "; ".join(_movement_name(one) for one in drift.movements if one.state == "quiet")
     columns: Columns = (
         (Column("number", "text"), _movement_name),
         (Column("verdict", "text"), lambda one: Cell(STATES[one.state][1], STATES[one.state][1], STATES[one.state][0])),
-        *((name, name) for name in ("before", "after", "noise")),
-        ("first seen at step", "began"),
+        ("noise", "noise"),
         (Column("what was seen", "prose"), lambda one: one.reason),
     )
-    return table(drift.movements, columns, name="movements")
+    return [
+        *([table(shown, columns, name="movements")] if shown else []),
+        *([Text(f"Did not move: {still}.", "soft")] if still else []),
+    ]
 
 
 def _checkpoints(drift: Drift, numbers: tuple[tuple[str, str], ...], digits: int = 4) -> Table:
@@ -163,21 +151,19 @@ def _checkpoints(drift: Drift, numbers: tuple[tuple[str, str], ...], digits: int
 
 
 def _movement_name(movement: Movement) -> str:
-    """Symbol and coordinate."""
-    if movement.quantity in SHIFT_KEYS:
-        return symbol(movement.quantity)
-    return f"{symbol(movement.quantity)}, {movement.coordinate}"
+    """Plain name, symbol and coordinate; a common shift exists in raw logits only."""
+    name = plain_name(movement.quantity)
+    return name if movement.quantity in SHIFT_KEYS else f"{name}, {movement.coordinate}"
 
 
 def drift_figures(drift: Drift) -> dict[str, list[Figure]]:
     """Name of the figure file → its panels, as far as the record has data for them."""
     return {
-        name: [figure for key, title in titles.items() if (figure := _curves(drift, key, title)) is not None]
-        for name, titles in CURVES.items()
+        name: [figure for key in keys if (figure := _curves(drift, key)) is not None] for name, keys in CURVES.items()
     }
 
 
-def _curves(drift: Drift, key: str, title: str) -> Figure | None:
+def _curves(drift: Drift, key: str) -> Figure | None:
     """A number over the steps, raw and centered; a dashed line where its drift is first seen."""
     heads = {"PPL": ""} if key == "ppl" else {RAW: "raw"} if key in SHIFT_KEYS else {RAW: "raw", CENTERED: "centered"}
     found: dict[str, fig.Spec] = {}
@@ -197,7 +183,7 @@ def _curves(drift: Drift, key: str, title: str) -> Figure | None:
     steps = fig.axis("step", fig.linear_domain([float(one.step) for one in drift.checkpoints]))
     return fig.panel(
         key,
-        title,
+        NAMES[key],
         (steps, fig.axis_of(key, fig.linear_domain(drawn, still, margin=0.08))),
         ((name, TONES.get(name, fig.colour_of(0))) for name in found),
         [*([fig.rules(marks)] if marks else []), fig.lines(list(found.values()), points=60)],

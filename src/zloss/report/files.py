@@ -9,13 +9,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from zloss.decide.answer import DecidedResults, audit_names, decide_results
+from zloss.decide.answer import DecidedResults, audit_names, decide_records
 from zloss.report.audit import (
     audit_document,
     audit_summary,
     decision_document,
-    decision_summary,
+    map_heading,
     side_by_side_document,
+    tally,
 )
 from zloss.report.audit_figures import audit_figures, thin
 from zloss.report.comparison import comparison_document, comparison_page, comparison_summary
@@ -32,25 +33,13 @@ from zloss.report.router import measured_document, router_scale_document
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.decision import DecisionMaps
-from zloss.results.drift import FILE as DRIFT_FILE
 from zloss.results.drift import Drift
-from zloss.results.files import KINDS, Result, write_record
+from zloss.results.files import PLURALS, Reported, Result, write_record
 from zloss.results.folder import DECISIONS_FILE, FIGURES, PAGE_FILE, TOKENS_FILE, remove_leftovers
-from zloss.results.implementation_audit import FILE as IMPLEMENTATION_FILE
 from zloss.results.io import write_text
-from zloss.results.recommendation import FILE as RECOMMENDATION_FILE
 from zloss.results.recommendation import Recommendation
 from zloss.results.record import ResultRecord
 
-RECORD_FILES = {
-    "audits": "report.json",
-    "loss_audits": "report.json",
-    "comparisons": "comparison.json",
-    "implementation_audits": IMPLEMENTATION_FILE,
-    "drifts": DRIFT_FILE,
-    "recommendations": RECOMMENDATION_FILE,
-}
-"""Name of a result among `DecidedResults` → its file."""
 FIGURE_NAMES = ("gradient_geometry", "tails", "spectrum", "drift_source", "drift_transport")
 """Names of the figure files, without their formats."""
 
@@ -67,20 +56,15 @@ def render_page(results: DecidedResults, *, static: bool = False) -> str:
 
 NOTEBOOK_TOKENS = 250
 """Tokens of a scatter panel in a notebook, which keeps every picture in its file."""
-ARGUMENTS: dict[str, str] = {kind: f"{kind.replace('-', '_')}s" for kind in KINDS.values()}
-ARGUMENTS["measured-router-scale"] = "measured_routers"
-"""Kind of result → the argument of `decide_results` that takes it."""
 
 
 def notebook_html(record: ResultRecord) -> str | None:
     """The page of one result as a frame for a notebook, without scripts; None for a record without a page."""
-    kind = KINDS.get(type(record))  # type: ignore[arg-type]
-    if kind is None:
+    if not isinstance(record, Reported):
         return None
     if isinstance(record, AuditReport) and record.figures.geometry is not None:
         record = thin(record, NOTEBOOK_TOKENS / max(len(record.figures.geometry), 1))
-    given: dict[str, Any] = {ARGUMENTS[kind]: (record,)}
-    page = escape(render_page(decide_results(**given), static=True))
+    page = escape(render_page(decide_records([record]), static=True))
     return f'<iframe sandbox width="100%" height="640" style="border:0" srcdoc="{page}"></iframe>'
 
 
@@ -109,7 +93,11 @@ def page_document(results: DecidedResults) -> Document:
     named = list(zip(audit_names(results.audits), results.audits, strict=True))
     several = len(named) > 1
     above: Document = [Text(f"{len(named)} audits side by side", "kicker"), Heading(Plain(title), 1)]
-    decided = [] if shared is None else [decision_document(shared.decisions, models=results.maps[0].models)]
+    decided = []
+    if shared is not None:
+        decided = [
+            decision_document(shared.decisions, Text(f"{tally(shared.decisions)}.", "lead"), results.maps[0].models)
+        ]
     routers = [*map(measured_document, results.measured_routers), *map(router_scale_document, results.router_scales)]
     before = _section(
         "recommendation", "Recommendation", "", [recommendation_document(found) for found in results.recommendations]
@@ -131,7 +119,13 @@ def page_document(results: DecidedResults) -> Document:
         ("decisions", "Decisions", "Decision map", decided),
         ("reproductions", "Reproductions", "", [*map(reproduction_document, results.reproductions)]),
     )  # fmt: skip
-    after = [block for section in sections for block in _section(*section)]
+    # The title of a page says what its only kind of result is.
+    alone = not before and sum(bool(parts) for *_, parts in sections if parts is not decided) == 1
+    after = [
+        block
+        for anchor, link, name, parts in sections
+        for block in _section(anchor, link, "" if alone and parts is not decided else name, parts)
+    ]
     return [*before, *([Heading(title, 1)] if shared is not None else []), *after]
 
 
@@ -151,10 +145,10 @@ def terminal_document(results: DecidedResults, *, verbose: bool = False) -> Docu
         named = list(zip(audit_names(audits), audits, strict=True))
         decided = [side_by_side_document(named, models=[one.models for one in maps])]
     else:
-        decided = [decision_summary(one.decisions, models=one.models) for one in maps]
+        decided = [decision_document(one.decisions, map_heading(one.decisions), one.models) for one in maps]
     parts = (
         *map(loss_audit_summary, results.loss_audits),
-        *map(comparison_summary, results.comparisons),
+        *(comparison_summary(comparison, verbose=verbose) for comparison in results.comparisons),
         *map(implementation_audit_summary, results.implementation_audits),
         *decided,
         *map(recommendation_summary, results.recommendations),
@@ -171,8 +165,8 @@ def write_result(folder: Path, results: DecidedResults, *, figures: bool = True)
 
     Each file appears whole or not at all, and nothing of an earlier result stays.
     """
-    ((kind, record),) = ((kind, record) for kind in RECORD_FILES for record in getattr(results, kind))
-    file, page, text = folder / RECORD_FILES[kind], folder / PAGE_FILE, folder / "comparison.md"
+    (record,) = (record for name in PLURALS.values() for record in getattr(results, name))
+    file, page, text = folder / record.FILE, folder / PAGE_FILE, folder / "comparison.md"
     written = [file, page]
     if isinstance(record, Comparison):
         write_text(text, to_markdown(comparison_page(record)))

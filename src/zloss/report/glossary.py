@@ -1,10 +1,9 @@
-"""The glossary as a document: letters, words, stages of the decision map, and every quantity under its key."""
+"""The glossary: letters, words, stages of the decision map, and every quantity under its key."""
 
 from __future__ import annotations
 
 from zloss.decide.stages import STAGES
 from zloss.errors import InputError
-from zloss.report.document import Document, Terms
 from zloss.results.quantities import HEAD, LETTERS, QUANTITIES, WORDS, Definition
 
 Entry = tuple[str, str]
@@ -14,13 +13,11 @@ STAGE_NAMES: tuple[Entry, ...] = tuple(
 )
 
 
-def glossary_document(words: tuple[str, ...] = ()) -> Document:
-    """The entries that `words` name; without words the letters, the words and the numbers of an output head."""
-    return [Terms(tuple(entries(words)))]
-
-
 def entries(words: tuple[str, ...] = ()) -> list[Entry]:
-    """The entries that each word names exactly, else those that have it in their name; an unknown word is an error."""
+    """The entries that each word names exactly, else those that have it in their name; an unknown word is an error.
+
+    Without words the letters, the words and the numbers of an output head.
+    """
     if not words:
         return [*LETTERS, *WORDS, *map(_entry, HEAD)]
     found: list[Entry] = []

@@ -218,7 +218,8 @@ def _text(text: Text) -> str:
 
 def _table(table: Table) -> str:
     """A table under its title; a sortable one is sorted by its numbers, not by their text."""
-    classes = " ".join(filter(None, ("sortable" if table.sortable else "", table.name)))
+    marks = {"sortable": table.sortable, "stacked": table.stacked, table.name: bool(table.name)}
+    classes = " ".join(name for name, marked in marks.items() if marked)
     titles = "".join(
         f"<th{_attribute('class', 'n' if column.kind == 'number' else '')}{_hint(column)}>"
         f"{prose(column.title if isinstance(column.title, Plain) else column.title.replace(chr(10), ' '))}</th>"
@@ -248,7 +249,8 @@ def _cells(table: Table, row: Sequence[Cell | str]) -> str:
         if table.sortable and (column.kind == "number" or cell.value is not None):
             value = f' data-value="{"" if cell.value is None else escape(str(cell.value))}"'
         tag, scope = ("th", ' scope="row"') if place == 0 and not table.sortable else ("td", "")
-        out.append(f'<{tag}{scope} class="{kind}{tone}"{value}{_hint(cell)}>{_cell(cell)}</{tag}>')
+        label = _attribute("data-label", column.title if place and table.stacked else "")
+        out.append(f'<{tag}{scope} class="{kind}{tone}"{value}{label}{_hint(cell)}>{_cell(cell)}</{tag}>')
     return "".join(out)
 
 
@@ -285,7 +287,7 @@ def _card(card: Card) -> str:
     missing = f" <em>{escape(card.note)}</em>" if raw is None or centered is None else ""
     return (
         f'<article class="card" data-key="{escape(card.quantity.key)}"><h3><span title="{escape(card.quantity.hint)}">'
-        f"{prose(card.name)} <small>{prose(card.quantity.symbol)}</small></span>"
+        f"{prose(card.name)} <small>({prose(card.quantity.symbol)})</small></span>"
         f'<span class="ratio {direction}" title="centered relative to raw">{factor(ratio)}</span></h3>{bars}'
         f'<p class="judged{f" tone-{card.tone}" if card.tone else ""}">{prose(card.verdict)}</p>'
         f'<p class="meaning">{prose(card.quantity.meaning)}{missing}</p></article>'

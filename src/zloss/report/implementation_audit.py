@@ -24,6 +24,8 @@ def implementation_audit_document(audit: ImplementationAudit) -> Document:
     """Everything about one audit."""
     status = " It was interrupted." if audit.status == "partial" else ""
     plain = audit.to_dict()
+    # On the page only: the table is too wide for a terminal.
+    noise: Document = [Heading("Log-probabilities from 16-bit logits", 3), *logprob_document(audit.logprobs)]
     titles = {"model": "Model", "corpus": "Text", "provenance": "Provenance", "timings": "Seconds"}
     return [
         Text(
@@ -32,7 +34,7 @@ def implementation_audit_document(audit: ImplementationAudit) -> Document:
             "lead",
         ),
         *_sections(audit, digits=3),
-        *_logprobs(audit),
+        *(noise if audit.logprobs else []),
         Group("columns", tuple(terms(title, plain[key]) for key, title in titles.items())),
     ]
 
@@ -46,13 +48,6 @@ def implementation_audit_summary(audit: ImplementationAudit, decisions: Sequence
         *_sections(audit, digits=2),
         *([Items(tuple(map(stage_item, decisions)))] if decisions else []),
     ]
-
-
-def _logprobs(audit: ImplementationAudit) -> Document:
-    """On the page only: the table is too wide for a terminal."""
-    if not audit.logprobs:
-        return []
-    return [Heading("Log-probabilities from 16-bit logits", 3), *logprob_document(audit.logprobs)]
 
 
 def _sections(audit: ImplementationAudit, *, digits: int) -> Document:

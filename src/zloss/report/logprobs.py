@@ -38,12 +38,12 @@ WHAT_IT_IS = (
 )
 
 
-def logprob_document(rows: Sequence[LogprobNoise], *, digits: int = 3) -> Document:
+def logprob_document(rows: Sequence[LogprobNoise]) -> Document:
     """What 16-bit logits do to log-probabilities, and what fp32 logits, centering and a soft cap would leave."""
 
     def mean(row: LogprobNoise) -> Cell:
         if row.gap.mean is None or row.gap.mean_se is None:
-            return cell(row.gap.mean, digits)
+            return cell(row.gap.mean, 3)
         return Cell(f"{row.gap.mean:.4f} ± {row.gap.mean_se:.4f}", row.gap.mean)
 
     def share(name: str) -> Callable[[LogprobNoise], Cell]:
@@ -59,17 +59,17 @@ def logprob_document(rows: Sequence[LogprobNoise], *, digits: int = 3) -> Docume
         (Column("rounded", "text"), lambda row: CASES[row.case]),
         (Column("head", "text"), lambda row: HEADS[row.head]),
         (Column("tokens"), lambda row: cell(row.gap.tokens)),
-        (Column("RMS", quantity=known["RMS"]), lambda row: cell(row.gap.rms, digits)),
-        (Column("p99", quantity=known["p99"]), lambda row: cell(row.gap.p99_abs, digits)),
+        (Column("RMS", quantity=known["RMS"]), lambda row: cell(row.gap.rms, 3)),
+        (Column("p99", quantity=known["p99"]), lambda row: cell(row.gap.p99_abs, 3)),
         (Column("mean", quantity=known["mean"]), mean),
         (Column("tight", quantity=known["tight"]), share("outside_tight")),
         (Column("±1 %", quantity=known["±1 %"]), share("outside_1")),
         (Column("±5 %", quantity=known["±5 %"]), share("outside_5")),
-        (Column("on policy", quantity=known["on policy"]), lambda row: cell(row.on_policy_rms, digits)),
+        (Column("on policy", quantity=known["on policy"]), lambda row: cell(row.on_policy_rms, 3)),
         (Column("KL", quantity=known["KL"]), lambda row: cell(row.kl, 2)),
         (
             Column("Σδ", quantity=known["Σδ"]),
-            lambda row: cell(max(map(abs, row.gap.sequence_sums), default=None), digits),
+            lambda row: cell(max(map(abs, row.gap.sequence_sums), default=None), 3),
         ),
     )
     return [Text(WHAT_IT_IS, "lead"), table(rows, columns, legend=LEGEND, name="numbers")]

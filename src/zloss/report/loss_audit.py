@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from importlib.util import find_spec
 
-from zloss.decide.stages import remedies_for
+from zloss.decide.stages import inside, remedies_for
 from zloss.report.document import (
     Cell,
     Column,
@@ -13,6 +14,8 @@ from zloss.report.document import (
     Document,
     Group,
     Heading,
+    Item,
+    Items,
     Plain,
     Table,
     Text,
@@ -64,7 +67,8 @@ def loss_audit_document(audit: LossAudit) -> Document:
                 Text(f"It applies: {headline(audit)}"),
             ),
         ),
-        *([findings_table(audit, whole=True)] if audit.findings else []),
+        *([findings_table(audit.found)] if audit.found else []),
+        *_others(audit),
         *_curve(audit.identified),
         Group("columns", tuple(section for section in (*sections, rest) if section.items)),
     ]
@@ -76,9 +80,7 @@ def loss_audit_summary(audit: LossAudit, *, whole: bool = False, elsewhere: str 
     `whole` lists every question with its answer; `elsewhere` says where they are otherwise.
     """
     bottom, tone = bottom_line(audit)
-    verdicts = [finding.verdict for finding in audit.findings]
-    counts = ((verdicts.count("pass"), "passed"), (verdicts.count("not_applicable"), "not applicable"))
-    others = ", ".join(f"{count} {word}" for count, word in counts if count)
+    others = _counts(audit)
     return [
         Heading(Plain(audit.provenance.get("loss", "loss")), 1),
         Text(bottom, "strong", tone),
@@ -86,7 +88,7 @@ def loss_audit_summary(audit: LossAudit, *, whole: bool = False, elsewhere: str 
         Text(f"It applies: {headline(audit)}"),
         Text(source_line(audit), "soft"),
         *(Text(sentence, "soft") for sentence in target_model_lines(audit)),
-        *([findings_table(audit, whole=whole)] if whole or audit.found else []),
+        *([findings_table(audit.findings if whole else audit.found, witnessed=whole)] if whole or audit.found else []),
         *(
             Text(f"# {finding.id}\n{finding.witness.code(linear=bool(audit.provenance.get('linear')))}", "code")
             for finding in (audit.found if whole else ())
@@ -96,8 +98,23 @@ def loss_audit_summary(audit: LossAudit, *, whole: bool = False, elsewhere: str 
     ]
 
 
-def findings_table(audit: LossAudit, *, whole: bool) -> Table:
-    """One line per question: errors, warnings and notes first, then, if `whole`, passes and what was not asked."""
+def _counts(audit: LossAudit) -> str:
+    """How many checks passed and did not apply."""
+    verdicts = [finding.verdict for finding in audit.findings]
+    counts = ((verdicts.count("pass"), "passed"), (verdicts.count("not_applicable"), "not applicable"))
+    return ", ".join(f"{count} {word}" for count, word in counts if count)
+
+
+def _others(audit: LossAudit) -> Document:
+    """The checks without a finding, in one line that opens."""
+    rest = [finding for finding in audit.findings if finding.verdict != "finding"]
+    said = "Only errors fire the decision map."
+    item = Item("Other checks", "", "quiet", f"{_counts(audit)}.", body=(findings_table(rest), Text(said, "soft")))
+    return [Items((item,))] if rest else []
+
+
+def findings_table(findings: Sequence[Finding], *, witnessed: bool = True) -> Table:
+    """One line per check, with its witness: errors, warnings and notes first, then passes and what did not apply."""
     order = list(SEVERITIES)
 
     def verdict(finding: Finding) -> Cell:
@@ -106,7 +123,7 @@ def findings_table(audit: LossAudit, *, whole: bool) -> Table:
         return Cell(f"{mark} {found.replace('_', ' ')}", order.index(found), tone)
 
     def seen(finding: Finding) -> Cell:
-        return Cell(Plain(finding.sentence), note="" if finding.witness is None else finding.witness.line)
+        return Cell(finding.sentence, note=finding.witness.line if finding.witness is not None and witnessed else "")
 
     def figure(finding: Finding) -> Cell:
         return Cell("" if finding.figure is None else number(finding.figure), finding.figure)
@@ -115,11 +132,9 @@ def findings_table(audit: LossAudit, *, whole: bool) -> Table:
         (Column("verdict", "text"), verdict),
         (Column("check", "text"), lambda finding: Cell(finding.id, finding.id, "code")),
         (Column("what was seen", "prose"), seen),
-        (Column("figure", wide=True), figure),
+        (Column("measured", wide=True), figure),
     )
-    findings = sorted(audit.findings if whole else audit.found, key=lambda one: order.index(severity(one)))
-    note = "A finding is an error, a warning or a note; only errors fire the decision map."
-    return table(findings, columns, note=note if whole else "", name="findings")
+    return table(sorted(findings, key=lambda one: order.index(severity(one))), columns, name="findings")
 
 
 def _curve(got: Identified) -> Document:
@@ -161,7 +176,7 @@ def bottom_line(audit: LossAudit) -> tuple[str, Tone]:
 def what_to_do(audit: LossAudit) -> str:
     """The remedy of every finding in one sentence; empty if there is none."""
     remedy = remedies_for([finding.id for finding in audit.found])
-    return f"What to do: {remedy[0].lower()}{remedy[1:]}." if remedy else ""
+    return f"What to do: {inside(remedy)}." if remedy else ""
 
 
 def severity(finding: Finding) -> str:

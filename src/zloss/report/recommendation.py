@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from zloss.decide.recommend import CENTERED_HEAD, with_verdict
 from zloss.decide.stages import SOURCE
-from zloss.report.audit import decision_document, stage_item, verdict_document
+from zloss.report.audit import decision_document, stage_item, tally, verdict_document
 from zloss.report.comparison import verdict_table
 from zloss.report.document import (
     Cell,
@@ -17,7 +17,6 @@ from zloss.report.document import (
     Heading,
     Items,
     Plain,
-    Table,
     Text,
     table,
     terms,
@@ -47,10 +46,10 @@ def recommendation_document(found: Recommendation) -> Document:
         *_notes(found),
         Heading("Arms", 2),
         Text(f"{SELECTION} {seeds_sentence(found)}", "lead"),
-        _arms(found, whole=True),
+        *_arms(found, whole=True),
         *_confirmation(found, 2),
         Heading("Decision map", 2),
-        *decision_document(found.stages),
+        *decision_document(found.stages, Text(f"{tally(found.stages)}.", "lead")),
         Group("columns", (terms("Provenance", times | to_plain(found.provenance)),)),
     ]
 
@@ -68,7 +67,7 @@ def recommendation_summary(found: Recommendation, *, verbose: bool = False) -> D
         *opening,
         *_notes(found),
         Heading("Arms", 3),
-        _arms(found, whole=False),
+        *_arms(found, whole=False),
         Text(seeds_sentence(found), "soft"),
         *_confirmation(found, 3),
         Heading("Stages", 3),
@@ -129,14 +128,18 @@ def _paste(pastes: Sequence[Paste]) -> Document:
     return document
 
 
-def _arms(found: Recommendation, *, whole: bool) -> Table:
+def _arms(found: Recommendation, *, whole: bool) -> Document:
+    """The arms that were run, and a sentence on the others."""
+    run, unused = [arm for arm in found.arms if arm.state != "left out"], dict[str, list[str]]()
+    for arm in found.arms:
+        if arm.state == "left out":
+            unused.setdefault(arm.reason, []).append(arm.label.replace(", λ", " λ"))
     more = (
         (Column("what was seen", "prose"), lambda arm: arm.reason),
         (Column("proposed by", "prose"), lambda arm: ", ".join(arm.stages)),
-        (Column("λ", "prose"), lambda arm: arm.note),
     )
     columns: Columns = (
-        (Column("arm", "text"), lambda arm: Cell(Plain(arm.label), arm.label)),
+        (Column("arm", "text"), lambda arm: Cell(Plain(arm.label), arm.label, note=arm.note if whole else "")),
         (Column("selection", "text"), lambda arm: arm.state),
         (Column("confirmation", "text"), lambda arm: Cell(arm.confirmed or MISSING, arm.confirmed or "")),
         ("ΔCE", lambda arm: _present(arm.delta_ce, "{:+.4f}")),
@@ -145,7 +148,8 @@ def _arms(found: Recommendation, *, whole: bool) -> Table:
         ("steps", lambda arm: _present(arm.steps, "{:,}")),
         *(more if whole else ()),
     )
-    return table(found.arms, columns, name="numbers")
+    left_out = (Text(f"Left out ({why}): {', '.join(labels)}.", "soft") for why, labels in unused.items())
+    return [*([table(run, columns, name="arms")] if run else []), *left_out]
 
 
 def _present(value: float | None, form: str) -> Cell:

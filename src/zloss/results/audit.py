@@ -32,12 +32,12 @@ class GradientNumbers:
 
 
 @dataclass(frozen=True)
-class GradientInfo:
+class DiagnosticGradient:
     """Gradients of CE and of Z on a diagnostic batch, both mean-reduced over its predictions."""
 
-    coef: float
+    coef: float = field(metadata=NOT_NEGATIVE)
     """λ of the Z term."""
-    blocks: int
+    blocks: int = field(metadata=NOT_NEGATIVE)
     """Blocks of the diagnostic batch, the first of the text."""
     raw: GradientNumbers = field(default_factory=GradientNumbers)
     """Z on raw logits, gradient of the head."""
@@ -45,6 +45,12 @@ class GradientInfo:
     """Z on row-centered logits, gradient of the head."""
     whole_model: GradientNumbers = field(default_factory=GradientNumbers)
     """Z on raw logits, gradient of all parameters."""
+
+
+@dataclass(frozen=True)
+class GradientInfo(DiagnosticGradient):
+    """Gradients of CE and of Z on the diagnostic batch of an audit, both mean-reduced over its predictions."""
+
     scope: str = "output_head"
     """The tensor of `raw` and `centered`: the tied table with both paths, or the untied projection."""
     reduction: str = "mean"
@@ -414,22 +420,11 @@ class Nonfinite:
 
 
 @dataclass(frozen=True)
-class QuantileBound:
-    """Values at the lower and upper rank bound of an estimated quantile, as version 0.2 wrote them for long texts."""
-
-    lower: float
-    """Value at the lower rank bound."""
-    upper: float
-    """Value at the upper rank bound."""
-    count: int
-    """Values the estimate had seen."""
-
-
-@dataclass(frozen=True)
 class AuditReport(ResultRecord):
     """One audit of a checkpoint on a text."""
 
     SCHEMA: ClassVar[str] = "zloss.audit/1"
+    FILE: ClassVar[str] = "report.json"
 
     model: ModelInfo
     """The checkpoint."""
@@ -461,7 +456,7 @@ class AuditReport(ResultRecord):
     """The Z-loss that the consequences assume; None in files from before it was kept."""
     nonfinite: Nonfinite = field(default_factory=Nonfinite)
     """Tokens that no tail contains."""
-    quantile_bounds: dict[str, QuantileBound] = field(default_factory=dict)
+    quantile_bounds: dict[str, Any] = field(default_factory=dict)
     """Empty: quantiles are exact. In files of version 0.2 the bounds of estimated ones, by the dotted path of the number."""
     verdict: ActionVerdict | None = None
     """What to do; None before the report is decided, and in files written before this field existed."""

@@ -357,6 +357,7 @@ class Comparison(ResultRecord):
     """Matched runs side by side."""
 
     SCHEMA: ClassVar[str] = "zloss.comparison/1"
+    FILE: ClassVar[str] = "comparison.json"
 
     model: str | None = field(default=None, metadata=written_with("model"))
     """Name of the model that every run began with; absent if the runs do not name it."""

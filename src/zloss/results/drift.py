@@ -15,7 +15,6 @@ from zloss.results.provenance import Provenance
 from zloss.results.record import ResultRecord
 from zloss.results.run_metrics import ValidationBlocks
 
-FILE = "drift.json"
 KEPT_FILE = "kept.json"
 MovementState = Literal["invisible", "with_ce", "quiet", "open"]
 """Moved while CE stood still; moved only where CE moved too; did not move; not evaluated."""
@@ -132,6 +131,7 @@ class Drift(ResultRecord):
     """Checkpoints of one run in the order of their steps, and the verdict on every watched number."""
 
     SCHEMA: ClassVar[str] = "zloss.drift/1"
+    FILE: ClassVar[str] = "drift.json"
 
     model: str
     """The run: the hub id, or the name of the folder that holds the checkpoints."""

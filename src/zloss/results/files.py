@@ -32,7 +32,6 @@ Reported = (
 )
 """What `zloss report` joins."""
 Read = TypeVar("Read", bound=ResultRecord)
-Joined = TypeVar("Joined", bound=Reported)
 
 
 def kind_of(schema: str) -> str:
@@ -47,6 +46,9 @@ def kind_of(schema: str) -> str:
 RECORDS: dict[str, type[Reported]] = {record.SCHEMA: record for record in get_args(Reported)}
 """Schema → record."""
 KINDS: dict[type[Reported], str] = {record: kind_of(schema) for schema, record in RECORDS.items()}
+PLURALS: dict[type[Reported], str] = {record: f"{kind.replace('-', '_')}s" for record, kind in KINDS.items()}
+PLURALS[MeasuredScale] = "measured_routers"
+"""Record → the name of all results of its kind."""
 
 
 @dataclass(frozen=True)
@@ -63,23 +65,11 @@ class Result:
 
 
 def load_results(paths: Iterable[Path]) -> list[Result]:
-    """Every result named by a file, or found as JSON directly inside a named folder."""
-    return [result for path in paths for result in _load(path)]
-
-
-def split_results(
-    results: Iterable[Result],
-) -> tuple[tuple[AuditReport, ...], tuple[LossAudit, ...], tuple[Comparison, ...]]:
-    """(audits, audits of losses, comparisons), each in the given order."""
-    results = list(results)
-    if not results:
+    """Every result named by a file, or found as JSON directly inside a named folder; there must be one."""
+    found = [result for path in paths for result in _load(path)]
+    if not found:
         raise InputError("no result was given: pass a folder that `zloss audit` has written.")
-    return records_of(results, AuditReport), records_of(results, LossAudit), records_of(results, Comparison)
-
-
-def records_of(results: Iterable[Result], record_type: type[Joined]) -> tuple[Joined, ...]:
-    """The records of one kind, in the given order."""
-    return tuple(result.record for result in results if isinstance(result.record, record_type))
+    return found
 
 
 def read_record(path: Path, record_type: type[Read]) -> Read:

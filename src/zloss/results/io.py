@@ -150,12 +150,6 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8", errors="replace"))
 
 
-def result_file(out: str | Path, name: str) -> Path:
-    """`out` itself where it names a .json file, else the file `name` in the folder `out`."""
-    path = Path(out)
-    return path if path.suffix == ".json" else path / name
-
-
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Strict JSON: NaN and infinity are refused, not written."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1)

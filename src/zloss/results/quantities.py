@@ -460,6 +460,19 @@ REPRODUCTION = _table("""
 """)
 
 
+NAMES = {
+    "ppl": "Perplexity",
+    "mu_abs_99": "Common shift",
+    "mu_rms": "Common shift, root mean square",
+    "p_z_999": "Log-normalizer tail",
+    "a_p_99": "Output-to-hidden gain",
+    "delta_u_99": "Z gradient at the hidden state",
+    "diag_z": "Z-loss value",
+    "r_z": "Z gradient relative to CE",
+    "sigma_1": "Spectral norm of the head",
+    "e_1": "Energy of the first direction",
+}
+"""Plain names of the quantities that cards, figures and findings are about."""
 HEADLINE = ("mu_abs_99", "p_z_999", "a_p_99", "delta_u_99", "diag_z")
 """The cards of the page, with R_Z after them."""
 QUANTITIES = (
@@ -485,6 +498,15 @@ def symbol(key: str) -> str:
     """How the quantity is written; a key without an entry stands for itself."""
     found = define(key)
     return key if found is None else found.symbol
+
+
+def plain_name(key: str) -> str:
+    """The plain name with the symbol after it.
+
+    >>> plain_name("mu_abs_99"), plain_name("e_16")
+    ('Common shift (p99 |μ|)', 'E_16')
+    """
+    return f"{NAMES[key]} ({symbol(key)})" if key in NAMES else symbol(key)
 
 
 # One quantity has several public spellings: the attribute of `TokenStats` (`gain`), the scalar that trackers show

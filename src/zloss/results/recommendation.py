@@ -92,7 +92,6 @@ class RecommendPlan(ResultRecord):
     """Keys of a newer version."""
 
 
-FILE = "recommendation.json"
 Level = Literal["confirmed here", "direction only", "undecided"]
 ArmState = Literal["passed", "not passed", "stopped", "left out"]
 PASSES = "passes selection"
@@ -172,6 +171,7 @@ class Recommendation(ResultRecord):
     """The answer, its reasons, its price, and what it does not promise."""
 
     SCHEMA: ClassVar[str] = "zloss.recommendation/1"
+    FILE: ClassVar[str] = "recommendation.json"
 
     action: str
     """What to do: the sentence of `verdict`."""

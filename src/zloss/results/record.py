@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from zloss.errors import InputError
-from zloss.results.io import result_file, write_json
+from zloss.results.io import write_json
 
 Record = TypeVar("Record")
 OnNonfinite = Callable[[str, float], object]
@@ -289,8 +289,8 @@ class ResultRecord:
         return self.from_dict(self.to_dict())
 
     def write(self, out: str | Path) -> Path:
-        """Write the file `out`, or `FILE` in the folder `out`, and return its path; it appears whole or not at all."""
-        path = result_file(out, self.FILE)
+        """Write the file `out`, or `FILE` in the folder `out`, atomically, and return its path."""
+        path = Path(out) if Path(out).suffix == ".json" else Path(out) / self.FILE
         write_json(path, self.to_dict())
         return path
 

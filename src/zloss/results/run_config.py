@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from zloss.errors import InputError, UnknownNameError
-from zloss.results.io import write_json
 from zloss.results.options import (
     SMOLLM2,
     BlockCount,
@@ -383,11 +382,6 @@ class RunConfig:
             written |= {key: value, **texts} if key == "seed" else {key: value}
         rest = {"schema": self.SCHEMA, "data": to_plain(self.data), "initial_weights": self.initial_weights}
         return written | rest
-
-
-def write_run_config(folder: Path, record: RunConfig) -> None:
-    """Write a run's config.json atomically."""
-    write_json(folder / CONFIG_FILE, record.to_dict())
 
 
 def without_paths(config: TrainConfig) -> TrainConfig:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from zloss.errors import InputError
-from zloss.results.audit import GradientNumbers, Heads, Nonfinite, PathNumbers
+from zloss.results.audit import DiagnosticGradient as DiagnosticGradient
+from zloss.results.audit import Heads, Nonfinite, PathNumbers
 from zloss.results.io import read_object, write_json
 from zloss.results.options import Coordinate, refuse
 from zloss.results.record import COSINE, NATS, NOT_NEGATIVE, ROUNDING, SHARE, ResultRecord, flat, within, written_with
@@ -142,22 +143,6 @@ METRICS_FILE = "metrics.json"
 AGREEMENT = 1e-6
 """Largest relative difference between two numbers of one quantity; the file holds them to full precision."""
 RUN_AGAIN = "remove that run's folder and run it again"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiagnosticGradient:
-    """The diagnostic Z-loss at the output head, as in an audit: R_Z and C_Z of mean-reduced gradients."""
-
-    coef: float = field(metadata=NOT_NEGATIVE)
-    """λ_diag of the diagnostic Z."""
-    blocks: int = field(metadata=NOT_NEGATIVE)
-    """Validation blocks in the diagnostic batch, the first of them."""
-    raw: GradientNumbers
-    """Z on raw logits, gradient of the output-head tensor."""
-    centered: GradientNumbers
-    """Z on centered logits, gradient of the output-head tensor."""
-    whole_model: GradientNumbers
-    """Z on raw logits, gradient of all parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)

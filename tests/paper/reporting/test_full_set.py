@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from zloss.cli.main import COMMANDS
-from zloss.decide.answer import DecidedResults, decide_results
+from zloss.decide.answer import DecidedResults, decide_records
 from zloss.decide.stages import STAGES
 from zloss.results.decision import DecisionMaps
-from zloss.results.files import load_results, read_record, records_of, split_results
-from zloss.results.implementation_audit import ImplementationAudit
-from zloss.results.router import RouterScaleTable
+from zloss.results.files import load_results, read_record
 from zloss_paper.reporting.checklist import ITEMS, checklist, read_results
 
 ROOT = Path(__file__).parents[3]
@@ -24,12 +22,7 @@ RESULTS = [FULL_SET / name for name in (*FILES.split(), "dense/comparison.json",
 
 @pytest.fixture(scope="module")
 def decided() -> DecidedResults:
-    loaded = load_results(RESULTS)
-    return decide_results(
-        *split_results(loaded),
-        implementation_audits=records_of(loaded, ImplementationAudit),
-        router_scales=records_of(loaded, RouterScaleTable),
-    )
+    return decide_records(one.record for one in load_results(RESULTS))
 
 
 def test_all_eight_stages_are_evaluated_from_the_results_that_they_are_for(decided: DecidedResults) -> None:
