@@ -48,18 +48,18 @@ class Coefficients:
     b: Tensor | None = None
     g: Tensor | None = None
 
-    def weighted(self, weight: Tensor, valid: Tensor, exp_sum: Tensor) -> Coefficients:
-        """Times the weight of every token, 0 at ignored ones; `a` becomes the coefficient of E = exp(z − m) = S·p."""
+    def weighted(self, weight: Tensor, valid: Tensor | None, exp_sum: Tensor) -> Coefficients:
+        """Times the weight of every token, 0 at ignored ones; `a` becomes the coefficient of E = exp(z − m) = S·p.
 
-        def counted(value: Tensor) -> Tensor:
-            # `where` and not a product: what an ignored token computed may be infinite.
-            return torch.where(valid, value, 0)
-
-        return Coefficients(
-            a=counted(weight * self.a / exp_sum),
-            b=None if self.b is None else counted(weight * self.b),
-            g=None if self.g is None else counted(weight * self.g),
-        )
+        `valid`: which tokens count; None if all do.
+        """
+        a = weight * self.a / exp_sum
+        b = None if self.b is None else weight * self.b
+        g = None if self.g is None else weight * self.g
+        if valid is not None:  # `where` and not a product: what an ignored token computed may be infinite
+            a, b, g = (None if value is None else torch.where(valid, value, 0) for value in (a, b, g))
+            assert a is not None
+        return Coefficients(a, b, g)
 
 
 class Objective(ABC):
@@ -100,11 +100,12 @@ class TokenLoss:
 def token_loss(stats: TokenStats, objective: Objective, label_smoothing: float = 0.0) -> TokenLoss:
     """Label-smoothed cross-entropy plus the auxiliary of the objective, from the statistics of every token."""
     epsilon = label_smoothing
-    ce = -stats.target_log_prob
+    # log Z − (1 − ε)z_y − εμ, written in differences from m so that a common shift cancels first.
+    below = stats.target_logit - stats.row_max
+    ce = stats.log_s - (below if epsilon == 0 else (1 - epsilon) * below)
     if epsilon:
         assert stats.mu is not None, "a loss rejects label smoothing if it has no mean logit"
-        # log Z − (1 − ε)z_y − εμ, written in differences from m so that a common shift cancels first.
-        ce = stats.log_s - (1 - epsilon) * (stats.target_logit - stats.row_max) - epsilon * (stats.mu - stats.row_max)
+        ce = ce - epsilon * (stats.mu - stats.row_max)
     if objective.active:
         value, auxiliary = objective.source(stats)
     else:

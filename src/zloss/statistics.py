@@ -108,6 +108,7 @@ Statistics = Literal["full", "light", "audit"]
 which costs one more pass over them."""
 
 ALWAYS = ("row_max", "log_s", "target_logit")
+OPTIONAL = ("mu", "p_norm", "gain", "gain_centered", "entropy", "mu_residual")
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class StatisticsPlan:
     @property
     def present(self) -> tuple[str, ...]:
         """Names of the per-token fields of `TokenStats` that are not None, other than `valid`."""
-        return (*ALWAYS, *(field.name for field in fields(self) if getattr(self, field.name)))
+        return (*ALWAYS, *(name for name in OPTIONAL if getattr(self, name)))
 
 
 def plan_statistics(

@@ -9,15 +9,16 @@ Axes: T tokens, V vocabulary rows inside log Z, D width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from zloss.distributed import check_target_range, counted_targets
+from zloss.distributed import check_integers, check_target_range
 from zloss.errors import CoordinateError, DtypeError, InputError, MissingInputError, ShapeError
 from zloss.head.options import HeadOptions, Reduction, check_vocab
 from zloss.head.products import ProductPlan, fp32_plan, plan_products
@@ -53,6 +54,8 @@ class Targets:
     """int64, with 0 in place of `ignore_index`."""
     valid_T: Tensor
     """bool; False at ignored tokens."""
+    all_valid: bool
+    """No token is ignored; False where values cannot be read."""
     weight_T: Tensor
     """w_t / N, 0 at ignored tokens."""
     reduction: Reduction
@@ -64,7 +67,8 @@ class Targets:
 
     def weighted(self, value_T: Tensor) -> Tensor:
         """w_t·value_t, 0 at ignored tokens whatever they hold."""
-        return torch.where(self.valid_T, self.weight_T * value_T, 0)
+        weighted_T = self.weight_T * value_T
+        return weighted_T if self.all_valid else torch.where(self.valid_T, weighted_T, 0)
 
     def reduced(self, value_T: Tensor) -> Tensor:
         """Σ_t w_t·value_t for "mean" and "sum", w_t·value_t for "none"."""
@@ -99,8 +103,9 @@ class LossProblem:
         return tuple(getattr(self, name) for name in self.operand_names)
 
     def with_operands(self, operands: Iterable[Tensor | None]) -> Self:
-        changes: dict[str, Any] = dict(zip(self.operand_names, operands, strict=True))
-        return replace(self, **changes)
+        changed = object.__new__(type(self))
+        changed.__dict__.update(self.__dict__, **dict(zip(self.operand_names, operands, strict=True)))
+        return changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +180,8 @@ def prepare_head(
         options.refuse_missing_mean(
             "`bias` holds -inf. Exclude those rows with `valid_vocab`, or use StandardZLoss without label smoothing."
         )
-    flat_TD = hidden.reshape(-1, hidden.shape[-1])
-    nonfinite_mask_T = _nonfinite_mask(flat_TD, targets.valid_T, tokens)
+    flat_TD = hidden if hidden.dim() == 2 else hidden.reshape(-1, hidden.shape[-1])
+    nonfinite_mask_T = _nonfinite_mask(flat_TD, targets, tokens)
     if nonfinite_mask_T is not None:
         local_T = nonfinite_mask_T if tokens is None else nonfinite_mask_T[tokens.local]
         flat_TD = torch.where(local_T.unsqueeze(1), 0, flat_TD)
@@ -285,8 +290,10 @@ def _first_minus_inf(bias: Tensor) -> int | None:
     return int(rows[0, 0]) if rows.numel() else None
 
 
-def _nonfinite_mask(hidden_TD: Tensor, valid_T: Tensor, tokens: TokenShard | None) -> Tensor | None:
-    local_valid_T = valid_T if tokens is None else valid_T[tokens.local]
+def _nonfinite_mask(hidden_TD: Tensor, targets: Targets, tokens: TokenShard | None) -> Tensor | None:
+    if targets.all_valid:
+        return None
+    local_valid_T = targets.valid_T if tokens is None else targets.valid_T[tokens.local]
     mask_T = ~local_valid_T & ~torch.isfinite(hidden_TD.detach().sum(dim=1, dtype=torch.float32))
     if tokens is not None:
         mask_T = tokens.gather_flags(mask_T)
@@ -362,7 +369,7 @@ def prepare_logits(
         )
     return LogitsProblem(
         # Written out because a rank may hold no column, and then -1 is ambiguous.
-        logits_TV=logits.reshape(logits.shape[:-1].numel(), logits.shape[-1]),
+        logits_TV=logits if logits.dim() == 2 else logits.reshape(logits.shape[:-1].numel(), logits.shape[-1]),
         weight_VD=weight,
         targets=targets,
         shard=shard,
@@ -390,7 +397,7 @@ def prepare_targets(
     computed stays out of the loss (`Targets.weighted`) and of the coefficients (`Coefficients.weighted`); its nonfinite values
     are replaced in the hidden states (`prepare_head`) and in E (`TorchRows.statistics`). The head itself has to be finite.
     """
-    valid_T = counted_targets("target", target, options.ignore_index).reshape(-1)
+    check_integers("target", target)
     if target.shape != leading:
         raise ShapeError(
             f"`target` is expected to have the leading shape {list(leading)} of the logits or hidden states, "
@@ -401,30 +408,42 @@ def prepare_targets(
             f"`token_weight` is expected to have the shape of `target`, {list(target.shape)}, "
             f"but got {list(token_weight.shape)}."
         )
-    flat_T = target.reshape(-1).long()
-    index_T = torch.where(valid_T, flat_T, 0)
-    if may_read(index_T):
-        check_target_range("target", index_T, options.ignore_index, vocab)
+    flat_T = (target if target.dim() == 1 else target.reshape(-1)).long()
+    ignore_index, readable = options.ignore_index, may_read(target)
+    all_valid = False
+    if readable and flat_T.numel():
+        low, high = (int(bound) for bound in torch.aminmax(flat_T))
+        all_valid = low >= 0 and high < vocab and not low <= ignore_index <= high
+    if all_valid:  # a copy, because a backward pass that recomputes reads it again
+        index_T, valid_T = flat_T.clone(), torch.ones_like(flat_T, dtype=torch.bool)
+    else:
+        valid_T = flat_T != ignore_index
+        index_T = torch.where(valid_T, flat_T, 0)
+        if readable:
+            check_target_range("target", index_T, ignore_index, vocab)
 
     weight_T = valid_T.to(dtype)
     if token_weight is not None:
         # `where`, not a product: an ignored token's weight may be anything, even NaN.
         weight_T = torch.where(valid_T, token_weight.reshape(-1).detach().to(dtype), 0)
-    one = weight_T.new_ones(())
+    name: DenominatorName
     if options.reduction != "mean":
         if normalizer is not None:
             raise InputError(
                 f"`normalizer` replaces the denominator of reduction='mean', but reduction={options.reduction!r}."
             )
-        return Targets(index_T, valid_T, weight_T, options.reduction, one, "one", target.shape)
-    name: DenominatorName
-    if normalizer is not None:
-        denominator, name = as_denominator(normalizer, weight_T), "normalizer"
+        denominator, name = weight_T.new_ones(()), "one"
     else:
-        denominator, name = weight_T.sum(), "valid_tokens" if token_weight is None else "token_weight"
-    empty = denominator == 0
-    weight_T = torch.where(empty, 0, weight_T / torch.where(empty, one, denominator))
-    return Targets(index_T, valid_T, weight_T, options.reduction, denominator, name, target.shape)
+        if normalizer is not None:
+            denominator, name = as_denominator(normalizer, weight_T), "normalizer"
+        else:
+            denominator, name = weight_T.sum(), "valid_tokens" if token_weight is None else "token_weight"
+        if readable:
+            weight_T = weight_T / denominator if float(denominator) else torch.zeros_like(weight_T)
+        else:
+            empty = denominator == 0
+            weight_T = torch.where(empty, 0, weight_T / torch.where(empty, 1, denominator))
+    return Targets(index_T, valid_T, all_valid, weight_T, options.reduction, denominator, name, target.shape)
 
 
 def refuse_smoothed_softcap(options: HeadOptions) -> None:
@@ -440,11 +459,10 @@ def check_rows(stats: TokenStats) -> None:
     """Reject a valid token whose logits are all -inf: it has no distribution."""
     if not may_read(stats.row_max):
         return
-    empty = torch.isneginf(stats.row_max)
-    if not bool(empty.any()):
+    if not stats.row_max.numel() or float(stats.row_max.min()) > -math.inf:
         return
     # A row of NaN has no maximum either, but it is a diverged model, whose loss is NaN, and not a masking mistake.
-    empty = empty & stats.valid & ~torch.isnan(stats.target_logit)
+    empty = torch.isneginf(stats.row_max) & stats.valid & ~torch.isnan(stats.target_logit)
     if bool(empty.any()):
         count, first = int(empty.sum()), int(empty.nonzero()[0, 0])
         which = f"token {first} has" if count == 1 else f"{count} tokens (the first is {first}) have"

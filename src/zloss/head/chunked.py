@@ -41,9 +41,18 @@ from zloss.head.rows import (
     row_pass,
     softcap_slope,
 )
-from zloss.head.sharded import RankShare, TokenChunk, VocabularyShard, join_row_sums, token_spans, with_hidden
+from zloss.head.sharded import (
+    RankShare,
+    TokenChunk,
+    VocabularyShard,
+    at_tokens,
+    join_row_sums,
+    token_spans,
+    with_hidden,
+)
 from zloss.objectives import Coefficients, TokenLoss, token_loss
 from zloss.statistics import TokenStats
+from zloss.tensors import without_autocast
 
 
 def chunked_head_loss(problem: HeadProblem, work: RowWork | None = None) -> LossParts:
@@ -64,43 +73,43 @@ class ChunkedRun:
 
     def __init__(self, problem: LossProblem) -> None:
         self._targets, self._vocab, self._names = problem.targets, problem.shard.total, problem.plan.present
-        self._tokens: list[slice | Tensor] = []
-        self._columns: list[list[Tensor]] = []
-        """Cross-entropy, auxiliary and the planned statistics of every chunk."""
+        self._chunks: list[tuple[slice | Tensor, Tensor, Tensor, TokenStats]] = []
+        """Tokens, cross-entropy, auxiliary and statistics of every chunk; after `join` of all of them as one."""
         self.gradients: tuple[Tensor | None, ...] = ()
         """One per operand of the loss; None if it is not wanted."""
 
     def keep(self, chunk: Chunk) -> None:
         """Keep the values and statistics of a chunk."""
-        self._tokens.append(chunk.tokens)
-        statistics = [getattr(chunk.stats, name) for name in self._names]
-        cross_entropy_C = chunk.loss.cross_entropy
-        # A registered objective may return one number for all tokens.
-        auxiliary_C = chunk.loss.auxiliary.to(cross_entropy_C).expand_as(cross_entropy_C)
-        self._columns.append([cross_entropy_C, auxiliary_C, *statistics])
+        cross_entropy_C, auxiliary_C = chunk.loss.cross_entropy, chunk.loss.auxiliary
+        if auxiliary_C.shape != cross_entropy_C.shape or auxiliary_C.dtype != cross_entropy_C.dtype:
+            # A registered objective may return one number for all tokens.
+            auxiliary_C = auxiliary_C.to(cross_entropy_C).expand_as(cross_entropy_C)
+        self._chunks.append((chunk.tokens, cross_entropy_C, auxiliary_C, chunk.stats))
 
     def join(self) -> None:
         """The chunks as one, whose tokens are in order; called after the last chunk."""
-        if not self._columns:
-            self._columns = [[self._targets.weight_T.new_zeros(0)] * (2 + len(self._names))]
-        elif len(self._columns) > 1 or isinstance(self._tokens[0], Tensor):
-            columns = [torch.cat(parts) for parts in zip(*self._columns, strict=True)]
-            indices = [tokens for tokens in self._tokens if isinstance(tokens, Tensor)]
-            if indices:
-                order_T = torch.cat(indices).argsort()
-                columns = [column_T[order_T] for column_T in columns]
-            self._columns = [columns]
+        if len(self._chunks) == 1 and isinstance(self._chunks[0][0], slice):
+            return
+        columns = [[ce, aux, *(getattr(stats, name) for name in self._names)] for _, ce, aux, stats in self._chunks]
+        empty = self._targets.weight_T.new_zeros(0)
+        joined = [torch.cat(parts) for parts in zip(*columns, strict=True)] or [empty] * (2 + len(self._names))
+        indices = [tokens for tokens, *_ in self._chunks if isinstance(tokens, Tensor)]
+        if indices:
+            order_T = torch.cat(indices).argsort()
+            joined = [column_T[order_T] for column_T in joined]
+        cross_entropy_T, auxiliary_T, *found = joined
+        statistics = dict(zip(self._names, found, strict=True))
+        stats = TokenStats(valid=self._targets.valid_T, vocab=self._vocab, **statistics)
+        self._chunks = [(slice(None), cross_entropy_T, auxiliary_T, stats)]
 
     def value(self) -> Tensor:
         """The loss without its gradient."""
-        cross_entropy_T, auxiliary_T, *_ = self._columns[0]
+        [(_, cross_entropy_T, auxiliary_T, _)] = self._chunks
         return self._targets.reduced(cross_entropy_T + auxiliary_T)
 
     def parts(self, loss: Tensor) -> LossParts:
         """What a backend returns; `loss` is `value()` with its gradient."""
-        cross_entropy_T, auxiliary_T, *columns = self._columns[0]
-        statistics = dict(zip(self._names, columns, strict=True))
-        stats = TokenStats(valid=self._targets.valid_T, vocab=self._vocab, **statistics)
+        [(_, cross_entropy_T, auxiliary_T, stats)] = self._chunks
         return loss, self._targets.reduced(cross_entropy_T), self._targets.reduced(auxiliary_T), stats
 
 
@@ -116,7 +125,7 @@ def _chunked_loss(problem: Problem, run: Run[Problem]) -> LossParts:
     with torch.no_grad():
         result = run(problem, wanted, weight_T)
     # The operands are kept by autograd itself, where checkpointing and version checks see them.
-    rest = problem.with_operands([weight_T.new_empty(0)] * len(operands))
+    rest = problem.with_operands([None] * len(operands))
     return result.parts(_WithGradients.apply(result, wanted, run, rest, *operands))  # type: ignore[no-untyped-call]
 
 
@@ -251,10 +260,12 @@ class Chunk:
     share: RankShare
     stats: TokenStats
     loss: TokenLoss
+    counted_C: Tensor | None
+    """Which tokens count; None if all do."""
 
     def weighted(self, coefficients: Coefficients, weight_T: Tensor) -> Coefficients:
         """The coefficients of E instead of p, weighted by `weight_T` (reduction and upstream gradient)."""
-        return coefficients.weighted(weight_T[self.tokens], self.stats.valid, self.sums.sum_C)
+        return coefficients.weighted(at_tokens(weight_T, self.tokens), self.counted_C, self.sums.sum_C)
 
 
 @dataclass(frozen=True)
@@ -281,7 +292,7 @@ def run_head_chunks(
     """One pass: values, statistics, and the wanted gradients (hidden, weight, bias) of Σ_t weight_t·(CE_t + aux_t)."""
     run = ChunkedRun(problem)
     # Operands are already rounded to the autocast dtype; from there on nothing may be rounded again.
-    with torch.autocast(problem.products.device_type, enabled=False):
+    with without_autocast(problem.products.device_type):
         head = HeadProducts.of(problem)
         gradients = HeadGradients(problem, head, wanted, weight_T) if any(wanted) else None
         chunk: HeadChunk | None = None
@@ -325,10 +336,11 @@ def head_chunks(
     narrow_CV = empty_narrow(products, longest, problem.vocab, problem.hidden_TD)
 
     for (tokens, length, token_chunk), operand_CD in with_hidden(spans, problem.hidden_TD.detach()):
-        index_C, has_target_C = shard.local_targets(targets.index_T[tokens])
+        index_C, has_target_C = shard.local_targets(at_tokens(targets.index_T, tokens))
+        chunk_BCV = buffers_BCV if length == longest else buffers_BCV[:, :length]
 
         # Product 1, h Wᵀ: the logits s(W u + b), in the first buffer. The row pass then overwrites them with E.
-        z_CV = buffers_BCV[0, :length]
+        z_CV = chunk_BCV[0]
         if problem.rounding is not None:
             operand_CD = operand_CD.to(problem.rounding)
         hidden_CD = operand_CD.to(problem.dtype)
@@ -341,7 +353,7 @@ def head_chunks(
             z_CV.add_(bias_V)
         rows = row_pass(
             work,
-            buffers_BCV[:, :length],
+            chunk_BCV,
             None if narrow_CV is None else narrow_CV[:length],
             index_C,
             norm=plan.p_norm,
@@ -367,11 +379,13 @@ def head_chunks(
             assert projected_CD is not None
             assert mean_row_D is not None
             energy_C = mean_energy(sums.sum_C, rows.e_CV, hidden_CD, projected_CD, mean_row_D, bias_V, mean_bias)
+        valid_C = at_tokens(targets.valid_T, tokens)
         stats = chunk_stats(
             plan,
             sums,
-            targets.valid_T[tokens],
+            valid_C,
             shard.total,
+            all_valid=targets.all_valid,
             mu_C=mu_C,
             mean_energy_C=energy_C,
             projected_CD=projected_CD,
@@ -386,6 +400,7 @@ def head_chunks(
             share=share,
             stats=stats,
             loss=token_loss(stats, options.objective, options.label_smoothing),
+            counted_C=None if targets.all_valid else valid_C,
             hidden_CD=hidden_CD,
             target_slope_C=None if options.softcap is None else softcap_slope(sums.target_logit_C, options.softcap),
             projected_CD=projected_CD,
@@ -428,15 +443,15 @@ def _run_logits_chunks(problem: LogitsProblem, wanted: tuple[bool, ...], weight_
     bounds = options.chunk_bounds(logits_TV.shape[0], token_bytes, problem.products.device_type)
     longest = max((stop - start for start, stop in bounds), default=0)
     buffers_BCV = logits_TV.new_empty((work.buffers, longest, vocab), dtype=problem.dtype)
-    with torch.autocast(logits_TV.device.type, enabled=False):
+    with without_autocast(logits_TV.device.type):
         head = mean_row_D = projected_CD = None
         if problem.weight_VD is not None and plan.gain:
             head = HeadProducts(problem.weight_VD[:vocab], problem.dtype, None, problem.products)
             mean_row_D = shard.mean(head.mean()) if plan.gain_centered else None
         for start, stop in bounds:
             tokens = slice(start, stop)
-            valid_C = targets.valid_T[tokens]
-            index_C, has_target_C = shard.local_targets(targets.index_T[tokens])
+            valid_C = at_tokens(targets.valid_T, tokens)
+            index_C, has_target_C = shard.local_targets(at_tokens(targets.index_T, tokens))
             # Rows are copied to a buffer, which is reused: the caller's logits are never overwritten.
             z_CV = buffers_BCV[0, : stop - start].copy_(logits_TV[tokens, :vocab])
             if scale != 1:
@@ -454,6 +469,7 @@ def _run_logits_chunks(problem: LogitsProblem, wanted: tuple[bool, ...], weight_
                 sums,
                 valid_C,
                 shard.total,
+                all_valid=targets.all_valid,
                 mu_C=mean_C,
                 projected_CD=projected_CD,
                 mean_row_D=mean_row_D,
@@ -462,7 +478,8 @@ def _run_logits_chunks(problem: LogitsProblem, wanted: tuple[bool, ...], weight_
             check_mean(mean_C, valid_C, options)
             # Under softcap the mean is not a coordinate and stays out of the record, but label smoothing uses it.
             loss = token_loss(replace(stats, mu=mean_C), options.objective, options.label_smoothing)
-            chunk = Chunk(tokens, index_C, rows, sums, share, stats, loss)
+            counted_C = None if targets.all_valid else valid_C
+            chunk = Chunk(tokens, index_C, rows, sums, share, stats, loss, counted_C)
             run.keep(chunk)
             if grad_TV is not None:
                 weighted = chunk.weighted(loss.coefficients, weight_T)

@@ -170,12 +170,17 @@ class HeadProducts:
 
     @classmethod
     def of(cls, problem: HeadProblem) -> HeadProducts:
-        return cls(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding, problem.products)
+        weight_VD, vocab = problem.weight_VD, problem.vocab
+        inside_VD = weight_VD if weight_VD.shape[0] == vocab else weight_VD[:vocab]
+        return cls(inside_VD, problem.dtype, problem.rounding, problem.products)
 
     def logits_(self, hidden_CD: Tensor, out_CV: Tensor) -> None:
         """out = h Wᵀ, for h in compute precision, or in 16 bits where the device takes that."""
         if hidden_CD.dtype != self._dtype:
             _multiply(hidden_CD, self._rounded_VD.t(), out_CV)
+            return
+        if self._whole:
+            torch.mm(hidden_CD, self._weight_VD.t(), out=out_CV)
             return
         for block in self._blocks():
             _multiply(hidden_CD, self._wide(self._weight_VD[block]).t(), out_CV[:, block])
@@ -186,6 +191,8 @@ class HeadProducts:
         `e_CV` is E times the plan's scale.
         """
         plan, unit = self._plan, self._unit
+        if self._whole and not plan.narrow:
+            return torch.mm(e_CV, self._weight_VD)
         out_CD = e_CV.new_zeros(e_CV.shape[0], self.width, dtype=self._dtype)
         if plan.narrow and plan.takes_16_bit:
             _accumulate(out_CD, e_CV, self._factor(), plan, first=True)
@@ -330,7 +337,9 @@ class HeadGradients:
             self._unit = _power_of_two(largest_w * scaled_h, _FACTOR_EXPONENT)
             self._bias_unit = _power_of_two(largest_w, _FACTOR_EXPONENT)
         dtype, device, shape_VD = problem.dtype, problem.hidden_TD.device, problem.weight_VD.shape
-        self._hidden_TD = torch.empty(problem.hidden_TD.shape, dtype=dtype, device=device) if hidden else None
+        self._wants_hidden = hidden
+        self._hidden_TD: Tensor | None = None
+        """dh; a single chunk leaves its own, otherwise it is allocated with the first."""
         self._bias_V = torch.zeros(shape_VD[0], dtype=dtype, device=device) if bias else None
         self._weight_VD: Tensor | None = None
         self._empty = problem.weight_grad_buffer is None
@@ -353,12 +362,12 @@ class HeadGradients:
         whole = chunk.weighted(chunk.loss.coefficients, self._weight_T)
         assert whole.b is not None
         if chunk.target_slope_C is not None:
-            b_C = torch.where(chunk.stats.valid, whole.b * chunk.target_slope_C, 0)
-            whole = replace(whole, b=b_C)
+            b_C = whole.b * chunk.target_slope_C
+            whole = replace(whole, b=b_C if chunk.counted_C is None else torch.where(chunk.counted_C, b_C, 0))
         local = chunk.share.local(whole)
         assert local.b is not None
-        if self._hidden_TD is not None:
-            self._add_hidden(chunk, whole, local, self._hidden_TD)
+        if self._wants_hidden:
+            self._add_hidden(chunk, whole, local)
         if self._weight_VD is not None:
             if self._problem.vocab:
                 self._add_weight(chunk, local.a, local.b, self._weight_VD[: self._problem.vocab])
@@ -374,10 +383,16 @@ class HeadGradients:
                 uniform = local.g.sum()
                 self._uniform = uniform if self._uniform is None else self._uniform + uniform
 
-    def _add_hidden(self, chunk: HeadChunk, whole: Coefficients, local: Coefficients, out_TD: Tensor) -> None:
+    def _add_hidden(self, chunk: HeadChunk, whole: Coefficients, local: Coefficients) -> None:
         """Write dh of a chunk to its tokens, from the coefficients of the whole vocabulary or those of the local rows."""
-        shard, token_chunk = self._problem.shard, chunk.token_chunk
-        if not self._problem.partial_projection:
+        problem, shard, token_chunk = self._problem, self._problem.shard, chunk.token_chunk
+        if shard.whole and chunk.projected_CD is not None and len(chunk.projected_CD) == len(problem.hidden_TD):
+            self._hidden_TD = self._hidden_gradient(chunk, whole)
+            return
+        if self._hidden_TD is None:
+            self._hidden_TD = self._empty_hidden()
+        out_TD = self._hidden_TD
+        if not problem.partial_projection:
             grad_CD = self._hidden_gradient(chunk, whole)
             if token_chunk is None:
                 out_TD[chunk.tokens] = grad_CD
@@ -396,6 +411,11 @@ class HeadGradients:
         while self._pending:  # each of these sums has a buffer: one at a time
             self._pending.pop()()
         self._pending.append(token_chunk.start_scatter(grad_CD, out_TD))
+
+    def _empty_hidden(self) -> Tensor:
+        return torch.empty_like(
+            self._problem.hidden_TD, dtype=self._problem.dtype, memory_format=torch.contiguous_format
+        )
 
     def _hidden_gradient(self, chunk: HeadChunk, coefficients: Coefficients) -> Tensor:
         """a·E W − b·W[y] − g·w̄."""
@@ -456,6 +476,8 @@ class HeadGradients:
             if self._uniform is not None:
                 self._bias_V[: shard.rows].sub_(self._uniform / shard.total)
             self._bias_V.mul_(scale)
+        if self._wants_hidden and self._hidden_TD is None:
+            self._hidden_TD = self._empty_hidden()  # there is no token
         if self._hidden_TD is not None and scale != 1:
             self._hidden_TD.mul_(scale)
         return self._hidden_TD, self._finished_weight(), self._bias_V
@@ -472,16 +494,18 @@ class HeadGradients:
         last_pass = uniform_D is not None or unit is not None
         if last_pass and buffer is None and problem.weight_VD.dtype == torch.bfloat16:
             out_VD = torch.empty_like(self._weight_VD, dtype=torch.bfloat16)
-        inside_VD, out_inside_VD = self._weight_VD[:vocab], out_VD[:vocab]
-        if unit is not None and uniform_D is not None:
-            torch.addcmul(-uniform_D, inside_VD, 1 / unit, out=out_inside_VD)
-        elif unit is not None:
-            torch.div(inside_VD, unit, out=out_inside_VD)
-        elif uniform_D is not None:
-            torch.sub(inside_VD, uniform_D, out=out_inside_VD)
+        if last_pass:
+            inside_VD, out_inside_VD = self._weight_VD[:vocab], out_VD[:vocab]
+            if uniform_D is None:
+                torch.div(inside_VD, unit, out=out_inside_VD)
+            elif unit is None:
+                torch.sub(inside_VD, uniform_D, out=out_inside_VD)
+            else:
+                torch.addcmul(-uniform_D, inside_VD, 1 / unit, out=out_inside_VD)
         if buffer is not None:
             return None
-        out_VD[vocab:].zero_()
+        if vocab < out_VD.shape[0]:
+            out_VD[vocab:].zero_()
         return out_VD
 
 

@@ -17,11 +17,12 @@ from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, Targets,
 from zloss.head.options import HeadOptions
 from zloss.head.rows import softcap_slope, softcapped
 from zloss.statistics import StatisticsPlan, TokenStats
+from zloss.tensors import without_autocast
 
 
 def dense_head_loss(problem: HeadProblem) -> LossParts:
     """The head loss from whole logits, with gradient to hidden, weight and bias."""
-    with torch.autocast(problem.hidden_TD.device.type, enabled=False):
+    with without_autocast(problem.hidden_TD.device.type):
         logits_TV, stats = dense_head_logits(problem)
         return _dense_loss(_without_ignored(logits_TV, problem.targets), problem.targets, problem.options, stats)
 
@@ -29,7 +30,7 @@ def dense_head_loss(problem: HeadProblem) -> LossParts:
 def dense_logits_loss(problem: LogitsProblem) -> LossParts:
     """The loss of logits you already have, with gradient to them."""
     options, targets = problem.options, problem.targets
-    with torch.autocast(problem.logits_TV.device.type, enabled=False):
+    with without_autocast(problem.logits_TV.device.type):
         inside_TV = problem.logits_TV[:, : problem.vocab].to(problem.dtype)
         with torch.no_grad():
             whole_TV = _final_logits(inside_TV, options)

@@ -112,9 +112,8 @@ class TorchRows:
             kept_CV = slope_CV if self._keep_slope else None
         # E is 0 in rows that have none, so that a coefficient of 0 gives a gradient of 0 and not 0·NaN. A token that counts
         # still has a loss and gradients of NaN, through S.
-        undefined_C = ~has_exp(sums)
-        if not may_read(undefined_C) or bool(undefined_C.any()):
-            e_CV.masked_fill_(undefined_C.unsqueeze(1), 0)
+        if not _all_have_exp(sum_C):
+            e_CV.masked_fill_(~has_exp(sums).unsqueeze(1), 0)
         max_index_C = z_CV.argmax(dim=1) if self.plan.narrow else None
         return RowPass(sums, product_exp(e_CV, self.plan, narrow_CV), z_CV, kept_CV, max_index_C)
 
@@ -161,6 +160,14 @@ def has_exp(sums: RowSums) -> Tensor:
     return torch.isfinite(sums.sum_C) & (sums.sum_C > 0)
 
 
+def _all_have_exp(sum_C: Tensor) -> bool:
+    """Whether every row is known to have an E."""
+    if not may_read(sum_C) or not sum_C.numel():
+        return False
+    low, high = torch.aminmax(sum_C)  # both are NaN if one sum is
+    return float(low) > 0 and float(high) < torch.inf
+
+
 def row_pass(
     work: RowWork,
     buffers_BCV: Tensor,
@@ -194,7 +201,9 @@ _ALIGNMENT = 64
 
 def empty_rows(count: int, tokens: int, vocab: int, dtype: torch.dtype, plan: ProductPlan, like: Tensor) -> Tensor:
     """Allocate `count` V-wide tensors of a chunk, [count, C, V] on the device of `like`."""
-    columns = -(-vocab // _ALIGNMENT) * _ALIGNMENT if plan.device_type == "cuda" else vocab
+    if plan.device_type != "cuda":
+        return torch.empty((count, tokens, vocab), dtype=dtype, device=like.device)
+    columns = -(-vocab // _ALIGNMENT) * _ALIGNMENT
     return torch.empty((count, tokens, columns), dtype=dtype, device=like.device)[:, :, :vocab]
 
 
@@ -209,6 +218,7 @@ def chunk_stats(
     valid_C: Tensor,
     vocab: int,
     *,
+    all_valid: bool,
     mu_C: Tensor | None,
     mean_energy_C: Tensor | None = None,
     projected_CD: Tensor | None,
@@ -236,11 +246,11 @@ def chunk_stats(
     if plan.gain:
         assert projected_CD is not None
         assert sums.norm_C is not None
-        gain_C = abs(logit_scale) * torch.linalg.vector_norm(projected_CD, dim=1) / sums.norm_C
+        gain_C = _scaled(torch.linalg.vector_norm(projected_CD, dim=1), abs(logit_scale)) / sums.norm_C
         if plan.gain_centered:
             assert mean_row_D is not None
             centered_CD = torch.addcmul(projected_CD, sums.sum_C.unsqueeze(1), mean_row_D, value=-1)
-            gain_centered_C = abs(logit_scale) * torch.linalg.vector_norm(centered_CD, dim=1) / sums.norm_C
+            gain_centered_C = _scaled(torch.linalg.vector_norm(centered_CD, dim=1), abs(logit_scale)) / sums.norm_C
     if plan.mu_residual:
         assert sums.mean_logit_C is not None
         assert mu_C is not None
@@ -248,7 +258,7 @@ def chunk_stats(
     return TokenStats(
         row_max=sums.row_max_C,
         log_s=log_s_C,
-        target_logit=torch.where(valid_C, sums.target_logit_C, 0),
+        target_logit=sums.target_logit_C if all_valid else torch.where(valid_C, sums.target_logit_C, 0),
         valid=valid_C,
         vocab=vocab,
         mu=mu_C if plan.mu else None,
@@ -258,6 +268,10 @@ def chunk_stats(
         entropy=entropy_C,
         mu_residual=mu_residual_C,
     )
+
+
+def _scaled(value_C: Tensor, scale: float) -> Tensor:
+    return value_C if scale == 1 else scale * value_C
 
 
 def mean_energy(

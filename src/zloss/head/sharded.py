@@ -297,13 +297,20 @@ def token_spans(tokens: TokenShard | None, bounds: list[tuple[int, int]]) -> lis
     return [(chunk.tokens_C, len(chunk.tokens_C), chunk) for chunk in chunks]
 
 
+def at_tokens(x_T: Tensor, tokens: slice | Tensor) -> Tensor:
+    """The rows of x that belong to a chunk; x itself if those are all."""
+    if isinstance(tokens, slice) and tokens.start == 0 and tokens.stop == x_T.shape[0]:
+        return x_T
+    return x_T[tokens]
+
+
 def with_hidden(spans: list[Span], local_TD: Tensor) -> Iterator[tuple[Span, Tensor]]:
     """Every span with its hidden states [C, D]. Those of other ranks are fetched during the work on the span before."""
     chunks = [chunk for _, _, chunk in spans if chunk is not None]
     following = chunks[0].start_gather(local_TD) if chunks else None
     for place, span in enumerate(spans):
         if following is None:
-            yield span, local_TD[span[0]]
+            yield span, at_tokens(local_TD, span[0])
             continue
         current = following
         if place + 1 < len(chunks):

@@ -36,6 +36,7 @@ from zloss.tensors import (
     check_not_all_meta,
     check_same_device,
     is_number,
+    without_autocast,
 )
 
 Part = Literal["z", "total"]
@@ -85,7 +86,7 @@ def head_source(
     chosen = resolve_backend(checked.backend, hidden.device, problem.dtype)
     if chosen != "dense":
         refuse_smoothed_softcap(checked)
-    with torch.autocast(hidden.device.type, enabled=False):
+    with without_autocast(hidden.device.type):
         if chosen == "dense":
             return dense_source(problem, auxiliary_only=part == "z")
         if chosen == "triton":
@@ -137,7 +138,7 @@ def head_gradient_rows(
     for start in range(0, problem.vocab, step):
         rows = slice(start, min(start + step, problem.vocab))
         # Operands are already rounded to the autocast dtype; from there on nothing may be rounded again.
-        with torch.autocast(hidden_TD.device.type, enabled=False):
+        with without_autocast(hidden_TD.device.type):
             p_TR = hidden_TD.new_empty((hidden_TD.shape[0], rows.stop - rows.start))
             HeadProducts(problem.weight_VD[rows], problem.dtype, problem.rounding).logits_(hidden_TD, p_TR)
             if bias_V is not None:
@@ -212,7 +213,7 @@ def centered_logits_from_raw(raw_logits: Tensor, hidden: Tensor, weight: Tensor,
     check_not_all_meta(raw_logits=raw_logits, hidden=hidden, weight=weight, bias=bias)
     check_differentiable(raw_logits=raw_logits, hidden=hidden, weight=weight, bias=bias)
     # The listing means fp32: autocast would round the common shift to 16 bits.
-    with torch.autocast(hidden.device.type, enabled=False):
+    with without_autocast(hidden.device.type):
         mean_w = at_least_fp32(weight).mean(dim=0, keepdim=True)
         mean_b = None if bias is None else at_least_fp32(bias).mean().view(1)
         common_shift = F.linear(at_least_fp32(hidden), mean_w, mean_b)

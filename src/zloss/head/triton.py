@@ -28,6 +28,7 @@ from zloss.head.products import HeadProducts, ProductPlan, applied_exp, fp32_pla
 from zloss.head.rows import RowPass, RowSums, chunk_stats, empty_narrow, has_exp
 from zloss.head.triton_kernels import INTERPRETED, row_exp_kernel, row_source_kernel, row_statistics_kernel
 from zloss.objectives import Coefficients, token_loss
+from zloss.tensors import without_autocast
 
 
 def triton_head_loss(problem: HeadProblem) -> LossParts:
@@ -53,7 +54,7 @@ def triton_logits_loss(problem: LogitsProblem) -> LossParts:
     """The loss of all rows at once, with gradient to the logits: one pass for the statistics, one for the gradient."""
     options, targets, vocab, plan = problem.options, problem.targets, problem.vocab, problem.plan
     valid_T, scale = targets.valid_T, options.logit_scale
-    with torch.autocast(problem.logits_TV.device.type, enabled=False):
+    with without_autocast(problem.logits_TV.device.type):
         logits_TV = problem.logits_TV.detach()
         row_max_T, sum_T, square_T, total_T, target_logit_T, drop_T = row_statistics(
             logits_TV, targets.index_T, vocab, scale, options.softcap
@@ -71,6 +72,7 @@ def triton_logits_loss(problem: LogitsProblem) -> LossParts:
             RowSums(row_max_T, sum_T, target_logit_T, square_T.sqrt(), drop_T, mean_T),
             valid_T,
             vocab,
+            all_valid=targets.all_valid,
             mu_C=mean_T,
             projected_CD=projected_TD,
             mean_row_D=mean_row_D,
@@ -81,7 +83,7 @@ def triton_logits_loss(problem: LogitsProblem) -> LossParts:
         loss = token_loss(replace(stats, mu=mean_T), options.objective, options.label_smoothing)
 
         ce_T, aux_T = targets.weighted(loss.cross_entropy), targets.weighted(loss.auxiliary)
-        weighted = loss.coefficients.weighted(scale * targets.weight_T, valid_T, sum_T)
+        weighted = loss.coefficients.weighted(scale * targets.weight_T, None if targets.all_valid else valid_T, sum_T)
         zero_T = torch.zeros_like(sum_T)
         loss_T = row_loss(
             problem.logits_TV,
