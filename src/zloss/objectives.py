@@ -26,7 +26,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -47,19 +47,6 @@ class Coefficients:
     a: Tensor
     b: Tensor | None = None
     g: Tensor | None = None
-
-    def weighted(self, weight: Tensor, valid: Tensor | None, exp_sum: Tensor) -> Coefficients:
-        """Times the weight of every token, 0 at ignored ones; `a` becomes the coefficient of E = exp(z − m) = S·p.
-
-        `valid`: which tokens count; None if all do.
-        """
-        a = weight * self.a / exp_sum
-        b = None if self.b is None else weight * self.b
-        g = None if self.g is None else weight * self.g
-        if valid is not None:  # `where` and not a product: what an ignored token computed may be infinite
-            a, b, g = (None if value is None else torch.where(valid, value, 0) for value in (a, b, g))
-            assert a is not None
-        return Coefficients(a, b, g)
 
 
 class Objective(ABC):
@@ -86,15 +73,41 @@ class Objective(ABC):
         """The penalty of every token and the coefficients (a, g) of its source, from the statistics."""
 
 
+Part = Literal["z", "total"]
+"""The auxiliary alone, or cross-entropy plus auxiliary."""
+
+
 @dataclass(frozen=True)
 class TokenLoss:
     """Cross-entropy and auxiliary of every token, and what they inject at the logits. Scaling: before any reduction."""
 
     cross_entropy: Tensor
     auxiliary: Tensor
-    coefficients: Coefficients
-    """Of cross-entropy plus auxiliary."""
-    auxiliary_coefficients: Coefficients
+    penalty: Coefficients | None
+    """(a, g) of the auxiliary; None if the objective is off."""
+    label_smoothing: float
+
+    def weighted(self, weight: Tensor, valid: Tensor | None, exp_sum: Tensor, part: Part = "total") -> Coefficients:
+        """The coefficients of Σ_t weight_t·ℓ_t, 0 at ignored tokens; `a` is that of E = exp(z − m) = S·p.
+
+        `valid`: which tokens count; None if all do.
+        """
+        a, g = (None, None) if self.penalty is None else (self.penalty.a, self.penalty.g)
+        b, epsilon = None, self.label_smoothing
+        if part == "total":
+            a = None if a is None else a + 1
+            b = weight if epsilon == 0 else weight * (1 - epsilon)
+        elif a is None:
+            a = torch.zeros_like(exp_sum)
+        a = (weight if a is None else weight * a) / exp_sum
+        if part == "total" and epsilon:
+            g = weight * epsilon if g is None else weight * (g + epsilon)
+        elif g is not None:
+            g = weight * g
+        if valid is not None:  # `where` and not a product: what an ignored token computed may be infinite
+            a = torch.where(valid, a, 0)
+            b, g = (None if value is None else torch.where(valid, value, 0) for value in (b, g))
+        return Coefficients(a, b, g)
 
 
 def token_loss(stats: TokenStats, objective: Objective, label_smoothing: float = 0.0) -> TokenLoss:
@@ -106,17 +119,10 @@ def token_loss(stats: TokenStats, objective: Objective, label_smoothing: float =
     if epsilon:
         assert stats.mu is not None, "a loss rejects label smoothing if it has no mean logit"
         ce = ce - epsilon * (stats.mu - stats.row_max)
-    if objective.active:
-        value, auxiliary = objective.source(stats)
-    else:
-        value = torch.zeros_like(ce)
-        auxiliary = Coefficients(a=value)
-    if auxiliary.g is not None:
-        g: Tensor | None = auxiliary.g + epsilon
-    else:
-        g = torch.full_like(ce, epsilon) if epsilon else None
-    both = Coefficients(a=1 + auxiliary.a, b=torch.full_like(ce, 1 - epsilon), g=g)
-    return TokenLoss(ce, value, both, auxiliary)
+    if not objective.active:
+        return TokenLoss(ce, torch.zeros_like(ce), None, epsilon)
+    value, penalty = objective.source(stats)
+    return TokenLoss(ce, value, penalty, epsilon)
 
 
 @dataclass(frozen=True)
@@ -192,7 +198,7 @@ class StandardZLoss(_OneCoefficient):
     def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
         violation = stats.log_z - resolve_target(self.target, stats.vocab)
         coef = off_is_zero(self.coef)
-        return coef * violation**2, Coefficients(a=2 * coef * violation)
+        return violation.square() * coef, Coefficients(a=violation * (2 * coef))
 
 
 @dataclass(frozen=True)
@@ -221,8 +227,8 @@ class CenteredZLoss(_OneCoefficient):
     def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
         violation = _centered_log_z(stats) - resolve_target(self.target, stats.vocab)
         coef = off_is_zero(self.coef)
-        s = 2 * coef * violation
-        return coef * violation**2, Coefficients(a=s, g=s)
+        s = violation * (2 * coef)
+        return violation.square() * coef, Coefficients(a=s, g=s)
 
 
 @dataclass(frozen=True)

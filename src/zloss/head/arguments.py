@@ -422,6 +422,10 @@ def prepare_targets(
         if readable:
             check_target_range("target", index_T, ignore_index, vocab)
 
+    if all_valid and token_weight is None and normalizer is None and options.reduction == "mean":
+        weight_T = torch.full(flat_T.shape, 1 / flat_T.numel(), dtype=dtype, device=flat_T.device)
+        count = torch.full((), flat_T.numel(), dtype=dtype, device=flat_T.device)
+        return Targets(index_T, valid_T, True, weight_T, "mean", count, "valid_tokens", target.shape)
     weight_T = valid_T.to(dtype)
     if token_weight is not None:
         # `where`, not a product: an ignored token's weight may be anything, even NaN.

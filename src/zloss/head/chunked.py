@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from zloss.errors import DoubleBackwardError, InputError
-from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, LossProblem, check_mean
+from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, LossProblem, check_mean, check_rows
 from zloss.head.products import HeadGradients, HeadProducts, product_exp
 from zloss.head.rows import (
     RowPass,
@@ -50,7 +50,7 @@ from zloss.head.sharded import (
     token_spans,
     with_hidden,
 )
-from zloss.objectives import Coefficients, TokenLoss, token_loss
+from zloss.objectives import Coefficients, Part, TokenLoss, token_loss
 from zloss.statistics import TokenStats
 from zloss.tensors import without_autocast
 
@@ -75,6 +75,7 @@ class ChunkedRun:
         self._targets, self._vocab, self._names = problem.targets, problem.shard.total, problem.plan.present
         self._chunks: list[tuple[slice | Tensor, Tensor, Tensor, TokenStats]] = []
         """Tokens, cross-entropy, auxiliary and statistics of every chunk; after `join` of all of them as one."""
+        self._check_rows = False
         self.gradients: tuple[Tensor | None, ...] = ()
         """One per operand of the loss; None if it is not wanted."""
 
@@ -84,6 +85,7 @@ class ChunkedRun:
         if auxiliary_C.shape != cross_entropy_C.shape or auxiliary_C.dtype != cross_entropy_C.dtype:
             # A registered objective may return one number for all tokens.
             auxiliary_C = auxiliary_C.to(cross_entropy_C).expand_as(cross_entropy_C)
+        self._check_rows |= not chunk.rows.all_have_exp
         self._chunks.append((chunk.tokens, cross_entropy_C, auxiliary_C, chunk.stats))
 
     def join(self) -> None:
@@ -110,6 +112,8 @@ class ChunkedRun:
     def parts(self, loss: Tensor) -> LossParts:
         """What a backend returns; `loss` is `value()` with its gradient."""
         [(_, cross_entropy_T, auxiliary_T, stats)] = self._chunks
+        if self._check_rows:
+            check_rows(stats)
         return loss, self._targets.reduced(cross_entropy_T), self._targets.reduced(auxiliary_T), stats
 
 
@@ -263,9 +267,9 @@ class Chunk:
     counted_C: Tensor | None
     """Which tokens count; None if all do."""
 
-    def weighted(self, coefficients: Coefficients, weight_T: Tensor) -> Coefficients:
-        """The coefficients of E instead of p, weighted by `weight_T` (reduction and upstream gradient)."""
-        return coefficients.weighted(at_tokens(weight_T, self.tokens), self.counted_C, self.sums.sum_C)
+    def weighted(self, weight_T: Tensor, part: Part = "total") -> Coefficients:
+        """The coefficients of E and onehot(y), weighted by `weight_T` (reduction and upstream gradient)."""
+        return self.loss.weighted(at_tokens(weight_T, self.tokens), self.counted_C, self.sums.sum_C, part)
 
 
 @dataclass(frozen=True)
@@ -482,7 +486,7 @@ def _run_logits_chunks(problem: LogitsProblem, wanted: tuple[bool, ...], weight_
             chunk = Chunk(tokens, index_C, rows, sums, share, stats, loss, counted_C)
             run.keep(chunk)
             if grad_TV is not None:
-                weighted = chunk.weighted(loss.coefficients, weight_T)
+                weighted = chunk.weighted(weight_T)
                 grad_CV = chunk_source(work, shard, chunk, weighted, through_softcap=True)
                 grad_TV[tokens, :vocab] = grad_CV if scale == 1 else grad_CV.mul_(scale)
     run.join()

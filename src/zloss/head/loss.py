@@ -22,7 +22,6 @@ from zloss.distributed import is_dtensor
 from zloss.head.arguments import (
     DenominatorName,
     Targets,
-    check_rows,
     prepare_head,
     prepare_logits,
     refuse_smoothed_softcap,
@@ -230,7 +229,6 @@ def _output(
     targets: Targets, loss: Tensor, cross_entropy: Tensor, auxiliary: Tensor, stats: TokenStats
 ) -> HeadLossOutput:
     """The parts of a backend in the shape of `target`, with their denominator."""
-    check_rows(stats)
     if targets.reduction == "none":
         loss, cross_entropy, auxiliary = (part.reshape(targets.shape) for part in (loss, cross_entropy, auxiliary))
     return HeadLossOutput(

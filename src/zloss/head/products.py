@@ -359,7 +359,7 @@ class HeadGradients:
 
     def add(self, chunk: HeadChunk) -> None:
         """Add the gradients of a chunk; its E W is consumed."""
-        whole = chunk.weighted(chunk.loss.coefficients, self._weight_T)
+        whole = chunk.weighted(self._weight_T)
         assert whole.b is not None
         if chunk.target_slope_C is not None:
             b_C = whole.b * chunk.target_slope_C

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, Targets, check_mean
+from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, Targets, check_mean, check_rows
 from zloss.head.options import HeadOptions
 from zloss.head.rows import softcap_slope, softcapped
 from zloss.statistics import StatisticsPlan, TokenStats
@@ -68,6 +68,7 @@ def _dense_loss(logits_TV: Tensor, targets: Targets, options: HeadOptions, stats
     ce_T = F.cross_entropy(logits_TV, targets.index_T, reduction="none", label_smoothing=options.label_smoothing)
     active = options.objective.active
     aux_T = options.objective.penalty(logits_TV, stats.gain) if active else torch.zeros_like(ce_T)
+    check_rows(stats)
     ce, aux = targets.reduced(ce_T), targets.reduced(aux_T)
     return ce + aux, ce.detach(), aux.detach(), stats
 

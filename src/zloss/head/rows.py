@@ -46,6 +46,8 @@ class RowPass:
     """From which the same RowWork forms a source: E, or the logits themselves."""
     slope_CV: Tensor | None = None
     """The slope of the softcap, if it is kept."""
+    all_have_exp: bool = False
+    """Every row is known to have an E; False where values cannot be read."""
     max_index_C: Tensor | None = None
     """Column of the largest logit, the first on ties; None if E stays in compute precision."""
 
@@ -112,10 +114,11 @@ class TorchRows:
             kept_CV = slope_CV if self._keep_slope else None
         # E is 0 in rows that have none, so that a coefficient of 0 gives a gradient of 0 and not 0·NaN. A token that counts
         # still has a loss and gradients of NaN, through S.
-        if not _all_have_exp(sum_C):
+        all_have_exp = _all_have_exp(sum_C)
+        if not all_have_exp:
             e_CV.masked_fill_(~has_exp(sums).unsqueeze(1), 0)
         max_index_C = z_CV.argmax(dim=1) if self.plan.narrow else None
-        return RowPass(sums, product_exp(e_CV, self.plan, narrow_CV), z_CV, kept_CV, max_index_C)
+        return RowPass(sums, product_exp(e_CV, self.plan, narrow_CV), z_CV, kept_CV, all_have_exp, max_index_C)
 
     def source(
         self, rows: RowPass, index_C: Tensor, valid_C: Tensor, coefficients: Coefficients, *, through_softcap: bool
@@ -164,8 +167,7 @@ def _all_have_exp(sum_C: Tensor) -> bool:
     """Whether every row is known to have an E."""
     if not may_read(sum_C) or not sum_C.numel():
         return False
-    low, high = torch.aminmax(sum_C)  # both are NaN if one sum is
-    return float(low) > 0 and float(high) < torch.inf
+    return float(sum_C.min()) > 0  # NaN if one sum is; with a finite maximum no sum is above V
 
 
 def row_pass(

@@ -337,6 +337,8 @@ def local_head(
     Hidden states stay local where they are sharded over the tokens along the same group, unless `gather_tokens`; otherwise
     they are whole on every rank.
     """
+    if not any(is_dtensor(tensor) for tensor in (hidden, weight, bias, target, token_weight)):
+        return hidden, weight, bias, target, token_weight, group, None
     weight, group = _local_shard("weight", weight, 0, group)
     if bias is not None:
         bias, bias_group = _local_shard("bias", bias, 0)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple, Unpack, get_args
+from typing import NamedTuple, Unpack, get_args
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,7 @@ from zloss.head.options import HeadOptions, Reduction, SourceKeywords, check_red
 from zloss.head.products import HeadProducts
 from zloss.head.reference import dense_source
 from zloss.head.rows import RowWork, TorchRows, softcap_
-from zloss.objectives import Coefficients, Objective, StandardZLoss
+from zloss.objectives import Coefficients, Objective, Part, StandardZLoss
 from zloss.tensors import (
     at_least_fp32,
     check_differentiable,
@@ -38,8 +38,6 @@ from zloss.tensors import (
     is_number,
     without_autocast,
 )
-
-Part = Literal["z", "total"]
 
 
 @outside_compile
@@ -101,8 +99,7 @@ def _chunked_source(problem: HeadProblem, part: Part, work: RowWork) -> Tensor:
     out_TV = problem.hidden_TD.new_zeros((problem.hidden_TD.shape[0], problem.vocab), dtype=problem.dtype)
     for chunk in head_chunks(problem, back_projection=False, work=work):
         check_rows(chunk.stats)
-        coefficients = chunk.loss.coefficients if part == "total" else chunk.loss.auxiliary_coefficients
-        weighted = chunk.weighted(coefficients, problem.targets.weight_T)
+        weighted = chunk.weighted(problem.targets.weight_T, part)
         out_TV[chunk.tokens] = chunk_source(work, problem.shard, chunk, weighted, through_softcap=False)
     return out_TV
 

@@ -15,7 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
-from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, check_mean
+from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, check_mean, check_rows
 from zloss.head.chunked import (
     chunked_head_loss,
     refuse_double_backward,
@@ -79,11 +79,12 @@ def triton_logits_loss(problem: LogitsProblem) -> LossParts:
             logit_scale=scale,
         )
         check_mean(mean_T, valid_T, options)
+        check_rows(stats)
         # Under softcap the mean is not a coordinate and stays out of the record, but label smoothing uses it.
         loss = token_loss(replace(stats, mu=mean_T), options.objective, options.label_smoothing)
 
         ce_T, aux_T = targets.weighted(loss.cross_entropy), targets.weighted(loss.auxiliary)
-        weighted = loss.coefficients.weighted(scale * targets.weight_T, None if targets.all_valid else valid_T, sum_T)
+        weighted = loss.weighted(scale * targets.weight_T, None if targets.all_valid else valid_T, sum_T)
         zero_T = torch.zeros_like(sum_T)
         loss_T = row_loss(
             problem.logits_TV,
