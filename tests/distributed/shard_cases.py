@@ -34,7 +34,20 @@ OBJECTIVES = {
     "gain-aware": zloss.GainAwareZLoss(0.3),
 }
 VOCAB, VALID, WIDTH, TOKENS = 103, 97, 16, 37
-STATISTICS = ("row_max", "log_s", "target_logit", "mu", "p_norm", "gain", "gain_centered", "entropy", "mu_residual")
+STATISTICS = (
+    *(
+        "row_max",
+        "log_s",
+        "target_logit",
+        "mu",
+        "p_norm",
+        "gain",
+        "gain_centered",
+        "entropy",
+        "predicted",
+        "mu_residual",
+    ),
+)
 SIZES = {2: (60, 43), 3: (61, 0, 42)}
 
 
@@ -95,7 +108,6 @@ def difference(got: Tensor | None, want: Tensor | None, floor: float = 0.0) -> f
 def head_differences(how: Sharded, dtype: torch.dtype, objective: zloss.Objective, **options: Any) -> dict[str, float]:
     """loss, dh, dW, db, every statistic and the source of a sharded head against one process."""
     hidden, weight, bias, target = inputs(dtype)
-    softcapped = options.get("softcap") is not None
     with_bias = options.pop("with_bias", True)
 
     def run(weight: Tensor, bias: Tensor | None, **more: Any) -> tuple[zloss.HeadLossOutput, list[Tensor | None]]:
@@ -121,12 +133,11 @@ def head_differences(how: Sharded, dtype: torch.dtype, objective: zloss.Objectiv
         # What is left of μ after the mean row is rounding itself: it is measured against μ.
         floor = 10.0 if name == "mu_residual" else 1.0
         found[name] = difference(getattr(own.stats, name), getattr(whole.stats, name), floor)
-    if not softcapped:
-        source = {k: v for k, v in options.items() if k in ("label_smoothing", "valid_vocab", "reduction")}
-        want = zloss.head_source(hidden, weight, target, objective, part="total", **source)
-        got = zloss.head_source(hidden, how.weight(weight), target, objective, part="total", **source, **how.keyword)
-        inside = slice(how.rows.start, max(how.rows.start, min(how.rows.stop, options.get("valid_vocab") or VOCAB)))
-        found["source"] = difference(got, want[:, inside])
+    source = {k: v for k, v in options.items() if k in ("label_smoothing", "valid_vocab", "reduction", "softcap")}
+    want = zloss.head_source(hidden, weight, target, objective, part="total", **source)
+    got = zloss.head_source(hidden, how.weight(weight), target, objective, part="total", **source, **how.keyword)
+    inside = slice(how.rows.start, max(how.rows.start, min(how.rows.stop, options.get("valid_vocab") or VOCAB)))
+    found["source"] = difference(got, want[:, inside])
     return found
 
 
@@ -174,8 +185,11 @@ def cases() -> Iterator[tuple[str, dict[str, float]]]:
                             how, dtype, objective, reduction=reduction, statistics="audit", **everything
                         ),
                     )
-            capped = {"softcap": 5.0, "logit_scale": 0.7, "with_bias": False}
-            yield f"{bits}|{layout}, softcap", head_differences(how, dtype, OBJECTIVES["standard"], **capped)
+            for smoothing, statistics in ((0.0, "full"), (0.1, "full"), (0.1, "light")):
+                capped = {"softcap": 5.0, "logit_scale": 0.7, "with_bias": smoothing > 0, "valid_vocab": VALID}
+                capped |= {"label_smoothing": smoothing, "statistics": statistics, "chunk_size": 10}
+                title = f"{bits}|{layout}, softcap, smoothing {smoothing}, {statistics}"
+                yield title, head_differences(how, dtype, OBJECTIVES["standard"], **capped)
     yield from special_cases()
 
 

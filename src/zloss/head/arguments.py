@@ -129,6 +129,12 @@ class HeadProblem(LossProblem):
         """Whether a rank keeps the E W of its local rows, so that dh is summed over ranks and not E W: without the gain."""
         return not (self.shard.whole or self.plan.gain)
 
+    @property
+    def through_source(self) -> bool:
+        """Whether the gradients are products of the source itself: under a softcap the slope of every logit is in the term
+        of label smoothing along 1/V."""
+        return self.options.softcap is not None and self.options.label_smoothing != 0
+
     def scaled_bias(self) -> Tensor | None:
         """s·b of the rows inside log Z in compute precision, rounded first where autocast would; detached."""
         if self.bias_V is None:
@@ -176,7 +182,7 @@ def prepare_head(
     targets = prepare_targets(
         target, torch.Size(leading), shard.total, options, dtype, token_weight=token_weight, normalizer=normalizer
     )
-    if masked and options.softcap is None:
+    if masked:
         options.refuse_missing_mean(
             "`bias` holds -inf. Exclude those rows with `valid_vocab`, or use StandardZLoss without label smoothing."
         )
@@ -196,6 +202,7 @@ def prepare_head(
         rounding=rounding,
         nonfinite_mask_T=nonfinite_mask_T,
         plan=_plan(options, has_mu=options.softcap is None and not masked, has_head=True, has_hidden=True),
+        # A source in 16 bits would lose the Z-loss of confident tokens: with smoothing under a softcap products are fp32.
         products=plan_products(
             options.products,
             device_type=hidden.device.type,
@@ -203,7 +210,7 @@ def prepare_head(
             weight=weight.dtype,
             rounding=rounding,
         )
-        if dtype == torch.float32
+        if dtype == torch.float32 and (options.softcap is None or not options.label_smoothing)
         else fp32_plan(dtype, hidden.device.type),
         options=options,
         weight_grad_buffer=weight_grad_buffer,
@@ -448,15 +455,6 @@ def prepare_targets(
             empty = denominator == 0
             weight_T = torch.where(empty, 0, weight_T / torch.where(empty, 1, denominator))
     return Targets(index_T, valid_T, all_valid, weight_T, options.reduction, denominator, name, target.shape)
-
-
-def refuse_smoothed_softcap(options: HeadOptions) -> None:
-    """Called for the backends that form gradients from E: they have the slope of the softcap at p and y only."""
-    if options.softcap is not None and options.label_smoothing:
-        raise CoordinateError(
-            "`label_smoothing` with `softcap` needs the slope of every logit in a second V-wide product, which this "
-            "backend does not form: use backend='dense'."
-        )
 
 
 def check_rows(stats: TokenStats) -> None:

@@ -93,8 +93,10 @@ class ChunkedRun:
         if len(self._chunks) == 1 and isinstance(self._chunks[0][0], slice):
             return
         columns = [[ce, aux, *(getattr(stats, name) for name in self._names)] for _, ce, aux, stats in self._chunks]
-        empty = self._targets.weight_T.new_zeros(0)
-        joined = [torch.cat(parts) for parts in zip(*columns, strict=True)] or [empty] * (2 + len(self._names))
+        joined = [torch.cat(parts) for parts in zip(*columns, strict=True)]
+        if not joined:
+            empty = self._targets.weight_T.new_zeros(0)
+            joined = [empty, empty, *(empty.long() if name == "predicted" else empty for name in self._names)]
         indices = [tokens for tokens, *_ in self._chunks if isinstance(tokens, Tensor)]
         if indices:
             order_T = torch.cat(indices).argsort()
@@ -297,12 +299,17 @@ def run_head_chunks(
     run = ChunkedRun(problem)
     # Operands are already rounded to the autocast dtype; from there on nothing may be rounded again.
     with without_autocast(problem.products.device_type):
-        head = HeadProducts.of(problem)
+        head, through_source = HeadProducts.of(problem), problem.through_source
+        if work is None:
+            work = TorchRows(problem.options.softcap, plan=problem.products, keep_slope=through_source and any(wanted))
         gradients = HeadGradients(problem, head, wanted, weight_T) if any(wanted) else None
         chunk: HeadChunk | None = None
-        for chunk in head_chunks(problem, back_projection=wanted[0], work=work, head=head):
+        for chunk in head_chunks(problem, back_projection=wanted[0] and not through_source, work=work, head=head):
             run.keep(chunk)
-            if gradients is not None:
+            if gradients is not None and through_source:
+                source_CV = chunk_source(work, problem.shard, chunk, chunk.weighted(weight_T), through_softcap=True)
+                gradients.add_source(chunk, source_CV)
+            elif gradients is not None:
                 gradients.add(chunk)
         run.join()
         del chunk  # frees the V-wide buffers before a gradient is copied to 16 bits
@@ -361,10 +368,11 @@ def head_chunks(
             None if narrow_CV is None else narrow_CV[:length],
             index_C,
             norm=plan.p_norm,
-            mean=plan.mu_residual,
+            mean=plan.mu_residual or problem.through_source,
             drop=drop,
+            argmax=plan.predicted,
         )
-        sums, share = join_row_sums(shard, rows.sums, has_target_C, drop=drop)
+        sums, share = join_row_sums(shard, rows.sums, has_target_C, drop=drop, argmax=plan.predicted)
 
         # Product 2, E W = S·Wᵀp: for the gain and for dh. Product 3, Eᵀ(s∘h), is that of dW (`HeadGradients`).
         projected_CD = target_rows_CD = None
@@ -396,6 +404,8 @@ def head_chunks(
             mean_row_D=mean_row_D,
             logit_scale=scale,
         )
+        # Under softcap the mean is not a coordinate and stays out of the record, but label smoothing uses it.
+        smoothed = replace(stats, mu=sums.mean_logit_C) if problem.through_source else stats
         yield HeadChunk(
             tokens=tokens,
             index_C=index_C,
@@ -403,7 +413,7 @@ def head_chunks(
             sums=sums,
             share=share,
             stats=stats,
-            loss=token_loss(stats, options.objective, options.label_smoothing),
+            loss=token_loss(smoothed, options.objective, options.label_smoothing),
             counted_C=None if targets.all_valid else valid_C,
             hidden_CD=hidden_CD,
             target_slope_C=None if options.softcap is None else softcap_slope(sums.target_logit_C, options.softcap),
@@ -460,9 +470,17 @@ def _run_logits_chunks(problem: LogitsProblem, wanted: tuple[bool, ...], weight_
             z_CV = buffers_BCV[0, : stop - start].copy_(logits_TV[tokens, :vocab])
             if scale != 1:
                 z_CV.mul_(scale)
-            sums_wanted = {"norm": plan.p_norm, "mean": plan.mu or options.uses_mean, "drop": plan.entropy}
-            rows = row_pass(work, buffers_BCV[:, : stop - start], None, index_C, **sums_wanted)
-            sums, share = join_row_sums(shard, rows.sums, has_target_C, drop=plan.entropy)
+            rows = row_pass(
+                work,
+                buffers_BCV[:, : stop - start],
+                None,
+                index_C,
+                norm=plan.p_norm,
+                mean=plan.mu or options.uses_mean,
+                drop=plan.entropy,
+                argmax=plan.predicted,
+            )
+            sums, share = join_row_sums(shard, rows.sums, has_target_C, drop=plan.entropy, argmax=plan.predicted)
             if head is not None:
                 projected_CD = head.back_project(product_exp(rows.e_CV, problem.products))
                 if not shard.whole:

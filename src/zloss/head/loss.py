@@ -24,7 +24,6 @@ from zloss.head.arguments import (
     Targets,
     prepare_head,
     prepare_logits,
-    refuse_smoothed_softcap,
 )
 from zloss.head.chunked import chunked_head_loss, chunked_logits_loss
 from zloss.head.options import HeadKeywords, HeadOptions, prefers_triton, resolve_backend, shows_options
@@ -185,14 +184,12 @@ def _compute_head_loss(
     backend = resolve_backend(options.backend, hidden.device, problem.dtype)
     if backend == "dense":
         parts = dense_head_loss(problem)
-    else:
-        refuse_smoothed_softcap(options)
-        if backend == "triton":
-            from zloss.head.triton import triton_head_loss
+    elif backend == "triton":
+        from zloss.head.triton import triton_head_loss
 
-            parts = triton_head_loss(problem)
-        else:
-            parts = chunked_head_loss(problem)
+        parts = triton_head_loss(problem)
+    else:
+        parts = chunked_head_loss(problem)
     loss, cross_entropy, auxiliary, stats = parts
     if problem.nonfinite_mask_T is not None:
         stats = replace(stats, row_max=stats.row_max.masked_fill(problem.nonfinite_mask_T, torch.nan))

@@ -383,30 +383,48 @@ class HeadGradients:
                 uniform = local.g.sum()
                 self._uniform = uniform if self._uniform is None else self._uniform + uniform
 
+    def add_source(self, chunk: HeadChunk, source_CV: Tensor) -> None:
+        """Add the gradients of a chunk from its source δ [C, V] at the logits before any softcap: δW, δᵀh and Σ_t δ_t."""
+        inside = slice(self._problem.vocab)
+        if self._wants_hidden:
+            grad_CD = self._head.back_project(source_CV)
+            self._place_hidden(chunk, grad_CD, partial=not self._problem.shard.whole)
+        if self._weight_VD is not None:
+            self._head.add_outer_(self._weight_VD[inside], source_CV, chunk.hidden_CD, first=self._empty)
+            self._empty = False
+        if self._bias_V is not None:
+            self._bias_V[inside] += source_CV.sum(dim=0)
+
     def _add_hidden(self, chunk: HeadChunk, whole: Coefficients, local: Coefficients) -> None:
-        """Write dh of a chunk to its tokens, from the coefficients of the whole vocabulary or those of the local rows."""
-        problem, shard, token_chunk = self._problem, self._problem.shard, chunk.token_chunk
-        if shard.whole and chunk.projected_CD is not None and len(chunk.projected_CD) == len(problem.hidden_TD):
-            self._hidden_TD = self._hidden_gradient(chunk, whole)
+        """Add dh of a chunk, from the coefficients of the whole vocabulary or those of the local rows."""
+        shard, partial = self._problem.shard, self._problem.partial_projection
+        if not partial:
+            coefficients = whole
+        else:  # the first rank adds the term along w̄, which every rank knows
+            first_rank = shard.group is not None and shard.group.rank() == 0
+            coefficients = local if first_rank else replace(local, g=None)
+        self._place_hidden(chunk, self._hidden_gradient(chunk, coefficients), partial=partial)
+
+    def _place_hidden(self, chunk: HeadChunk, grad_CD: Tensor, *, partial: bool) -> None:
+        """Write dh of a chunk to its tokens; `partial` is a term of it, to be summed over ranks."""
+        problem, token_chunk = self._problem, chunk.token_chunk
+        if problem.shard.whole and grad_CD.shape == problem.hidden_TD.shape:
+            self._hidden_TD = grad_CD
             return
         if self._hidden_TD is None:
             self._hidden_TD = self._empty_hidden()
         out_TD = self._hidden_TD
-        if not problem.partial_projection:
-            grad_CD = self._hidden_gradient(chunk, whole)
+        if not partial:
             if token_chunk is None:
                 out_TD[chunk.tokens] = grad_CD
             else:
                 out_TD[token_chunk.local_rows] = grad_CD[token_chunk.local_in_chunk]
             return
-        # A sum over ranks, in parallel with the products of this chunk's dW and of the next chunk. The first rank adds the
-        # term along w̄, which every rank knows.
-        first_rank = shard.group is not None and shard.group.rank() == 0
-        grad_CD = self._hidden_gradient(chunk, local if first_rank else replace(local, g=None))
+        # The sum over ranks runs in parallel with the products of this chunk's dW and of the next chunk.
         if token_chunk is None:
             place_CD = out_TD[chunk.tokens]
             place_CD.copy_(grad_CD)
-            self._pending.append(shard.start_sum_(place_CD).wait)
+            self._pending.append(problem.shard.start_sum_(place_CD).wait)
             return
         while self._pending:  # each of these sums has a buffer: one at a time
             self._pending.pop()()
@@ -434,7 +452,7 @@ class HeadGradients:
 
     def _add_weight(self, chunk: HeadChunk, a_C: Tensor, b_C: Tensor, total_VD: Tensor) -> None:
         """Eᵀ(a∘h) − onehotᵀ(b∘h). The weights of the tokens multiply h and not E, which is V wide."""
-        e_CV, max_index_C, index_C = chunk.rows.e_CV, chunk.rows.max_index_C, chunk.index_C
+        e_CV, max_index_C, index_C = chunk.rows.e_CV, chunk.rows.sums.max_index_C, chunk.index_C
         hidden_CD = chunk.hidden_CD if self._unit is None else chunk.hidden_CD * self._unit
         weighted_CD = hidden_CD * a_C.unsqueeze(1)
         picked_CD = hidden_CD * b_C.unsqueeze(1)

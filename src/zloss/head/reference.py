@@ -151,5 +151,6 @@ def _dense_stats(
         gain=gain_T,
         gain_centered=gain_centered_T,
         entropy=entropy_T,
+        predicted=logits_TV.argmax(dim=1) if plan.predicted else None,
         mu_residual=None if shift_T is None or mean_T is None else mean_T - shift_T,
     )

@@ -32,6 +32,8 @@ class RowSums:
     drop_C: Tensor | None = None
     """Σ exp(z − m)·(m − z), so that the entropy is log S + drop / S."""
     mean_logit_C: Tensor | None = None
+    max_index_C: Tensor | None = None
+    """Column of the largest logit, the first on ties."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,6 @@ class RowPass:
     """The slope of the softcap, if it is kept."""
     all_have_exp: bool = False
     """Every row is known to have an E; False where values cannot be read."""
-    max_index_C: Tensor | None = None
-    """Column of the largest logit, the first on ties; None if E stays in compute precision."""
 
 
 class RowWork(Protocol):
@@ -61,11 +61,19 @@ class RowWork(Protocol):
     """How the products use E."""
 
     def statistics(
-        self, buffers_BCV: Tensor, narrow_CV: Tensor | None, index_C: Tensor, *, norm: bool, mean: bool, drop: bool
+        self,
+        buffers_BCV: Tensor,
+        narrow_CV: Tensor | None,
+        index_C: Tensor,
+        *,
+        norm: bool,
+        mean: bool,
+        drop: bool,
+        argmax: bool,
     ) -> RowPass:
         """Softcap, row sums and E; the buffers are consumed. `narrow_CV` receives E if the products use it in 16 bits.
 
-        `norm`, `mean`, `drop`: which optional sums are needed.
+        `norm`, `mean`, `drop`, `argmax`: which optional numbers of a row are needed.
         """
         ...
 
@@ -93,7 +101,15 @@ class TorchRows:
         self.buffers = 1 + (softcap is not None) + self._keep_slope
 
     def statistics(
-        self, buffers_BCV: Tensor, narrow_CV: Tensor | None, index_C: Tensor, *, norm: bool, mean: bool, drop: bool
+        self,
+        buffers_BCV: Tensor,
+        narrow_CV: Tensor | None,
+        index_C: Tensor,
+        *,
+        norm: bool,
+        mean: bool,
+        drop: bool,
+        argmax: bool,
     ) -> RowPass:
         z_CV = buffers_BCV[0]
         if self._softcap is not None:
@@ -101,12 +117,13 @@ class TorchRows:
         target_logit_C = z_CV.gather(1, index_C.unsqueeze(1)).squeeze(1)
         mean_logit_C = z_CV.mean(dim=1) if mean else None
         # One pair (m, S), which forward and backward share.
+        max_index_C = row_argmax(z_CV) if argmax or self.plan.narrow else None
         row_max_C = z_CV.amax(dim=1)
         z_CV.sub_(row_max_C.unsqueeze(1)).exp_()
         sum_C, norm_C = z_CV.sum(dim=1), row_norm(z_CV) if norm else None
         # log E = z − m unless E underflowed to 0, where E·(z − m) is negligible.
         drop_C = -torch.xlogy(z_CV, z_CV).sum(dim=1) if drop else None
-        sums = RowSums(row_max_C, sum_C, target_logit_C, norm_C, drop_C, mean_logit_C)
+        sums = RowSums(row_max_C, sum_C, target_logit_C, norm_C, drop_C, mean_logit_C, max_index_C)
         e_CV, kept_CV = z_CV, None
         if self._softcap is not None:
             slope_CV = buffers_BCV[-1]
@@ -117,8 +134,7 @@ class TorchRows:
         all_have_exp = _all_have_exp(sum_C)
         if not all_have_exp:
             e_CV.masked_fill_(~has_exp(sums).unsqueeze(1), 0)
-        max_index_C = z_CV.argmax(dim=1) if self.plan.narrow else None
-        return RowPass(sums, product_exp(e_CV, self.plan, narrow_CV), z_CV, kept_CV, all_have_exp, max_index_C)
+        return RowPass(sums, product_exp(e_CV, self.plan, narrow_CV), z_CV, kept_CV, all_have_exp)
 
     def source(
         self, rows: RowPass, index_C: Tensor, valid_C: Tensor, coefficients: Coefficients, *, through_softcap: bool
@@ -133,6 +149,22 @@ class TorchRows:
             source_CV.mul_(rows.slope_CV)
         # Rows of ignored tokens may have held NaN or infinities, and 0·NaN is not 0.
         return source_CV.masked_fill_(~valid_C.unsqueeze(1), 0)
+
+
+def row_argmax(z_CV: Tensor) -> Tensor:
+    """arg max of every row, the first on ties. On the CPU torch.argmax reads one number at a time, which takes ten times as
+    long as a maximum: so it sees one block of every row, the first that has the largest of the blocks' maxima."""
+    vocab = z_CV.shape[1]
+    if z_CV.device.type != "cpu" or vocab < 64:
+        return z_CV.argmax(dim=1)
+    width = 1 << vocab.bit_length() // 2
+    tops_CB = z_CV[:, : vocab // width * width].unflatten(1, (-1, width)).amax(dim=2)
+    if vocab % width:
+        tops_CB = torch.cat([tops_CB, z_CV[:, -(vocab % width) :].amax(dim=1, keepdim=True)], dim=1)
+    # A last block that is cut short starts earlier, among columns that are all below the maximum.
+    start_C1 = (tops_CB.argmax(dim=1, keepdim=True) * width).clamp_max(vocab - width)
+    block_CB = z_CV.gather(1, start_C1 + torch.arange(width))
+    return (start_C1 + block_CB.argmax(dim=1, keepdim=True)).squeeze(1)
 
 
 _NORM_BLOCK = 512
@@ -179,10 +211,11 @@ def row_pass(
     norm: bool,
     mean: bool,
     drop: bool,
+    argmax: bool,
 ) -> RowPass:
     """The row work on the local logits. A rank without rows has no maximum, and sums of 0."""
     if buffers_BCV.shape[2]:
-        return work.statistics(buffers_BCV, narrow_CV, index_C, norm=norm, mean=mean, drop=drop)
+        return work.statistics(buffers_BCV, narrow_CV, index_C, norm=norm, mean=mean, drop=drop, argmax=argmax)
     empty_CV = buffers_BCV[0]
     zero_C = empty_CV.new_zeros(empty_CV.shape[0])
     sums = RowSums(
@@ -192,9 +225,9 @@ def row_pass(
         norm_C=zero_C if norm else None,
         drop_C=zero_C if drop else None,
         mean_logit_C=zero_C if mean else None,
+        max_index_C=zero_C.long(),
     )
-    index_C = torch.zeros(empty_CV.shape[0], dtype=torch.int64, device=empty_CV.device)
-    return RowPass(sums, empty_CV if narrow_CV is None else narrow_CV, empty_CV, max_index_C=index_C)
+    return RowPass(sums, empty_CV if narrow_CV is None else narrow_CV, empty_CV)
 
 
 _ALIGNMENT = 64
@@ -268,6 +301,7 @@ def chunk_stats(
         gain=gain_C,
         gain_centered=gain_centered_C,
         entropy=entropy_C,
+        predicted=sums.max_index_C if plan.predicted else None,
         mu_residual=mu_residual_C,
     )
 

@@ -111,11 +111,11 @@ class RankShare:
 
 
 def join_row_sums(
-    shard: VocabularyShard, sums: RowSums, has_target_C: Tensor | None, *, drop: bool
+    shard: VocabularyShard, sums: RowSums, has_target_C: Tensor | None, *, drop: bool, argmax: bool
 ) -> tuple[RowSums, RankShare]:
-    """Row sums over the whole vocabulary from those of every rank: one MAX, one SUM.
+    """Row sums over the whole vocabulary from those of every rank: one MAX, one SUM, and one MAX for the arg max.
 
-    `drop`: whether the sum for the entropy is needed.
+    `drop`: whether the sum for the entropy is needed; `argmax`: whether the column of the largest logit is.
     """
     if has_target_C is None:
         return sums, RankShare()
@@ -140,7 +140,12 @@ def join_row_sums(
         summed["norm_C"] = summed["norm_C"].sqrt()
     if "mean_logit_C" in summed:
         summed["mean_logit_C"] = summed["mean_logit_C"] / shard.total
-    return RowSums(row_max_C, **summed), RankShare(factor_C, has_target_C)
+    max_index_C = None
+    if argmax and sums.max_index_C is not None:  # the first column among the ranks that have the maximum
+        here_C = sums.row_max_C == row_max_C
+        last = shard.total - 1
+        max_index_C = last - shard.max_(torch.where(here_C, last - shard.start - sums.max_index_C, 0))
+    return RowSums(row_max_C, **summed, max_index_C=max_index_C), RankShare(factor_C, has_target_C)
 
 
 def agree_on_shards(

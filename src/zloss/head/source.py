@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from zloss.errors import CoefficientError, InputError, ShapeError, UnknownNameError
-from zloss.head.arguments import HeadProblem, check_rows, prepare_head, refuse_smoothed_softcap
+from zloss.head.arguments import HeadProblem, check_rows, prepare_head
 from zloss.head.chunked import chunk_source, head_chunks
 from zloss.head.loss import outside_compile
 from zloss.head.options import HeadOptions, Reduction, SourceKeywords, check_reduction, resolve_backend, shows_options
@@ -82,8 +82,6 @@ def head_source(
         gather_tokens=True,
     )
     chosen = resolve_backend(checked.backend, hidden.device, problem.dtype)
-    if chosen != "dense":
-        refuse_smoothed_softcap(checked)
     with without_autocast(hidden.device.type):
         if chosen == "dense":
             return dense_source(problem, auxiliary_only=part == "z")

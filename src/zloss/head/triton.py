@@ -25,7 +25,7 @@ from zloss.head.chunked import (
 )
 from zloss.head.options import Products, chunk_bounds
 from zloss.head.products import HeadProducts, ProductPlan, applied_exp, fp32_plan, plan_products
-from zloss.head.rows import RowPass, RowSums, chunk_stats, empty_narrow, has_exp
+from zloss.head.rows import RowPass, RowSums, chunk_stats, empty_narrow, has_exp, row_argmax, softcapped
 from zloss.head.triton_kernels import INTERPRETED, row_exp_kernel, row_source_kernel, row_statistics_kernel
 from zloss.objectives import Coefficients, token_loss
 from zloss.tensors import without_autocast
@@ -38,7 +38,7 @@ def triton_head_loss(problem: HeadProblem) -> LossParts:
     that torch.compile can trace the whole loss. reduction="none" recomputes the chunks in backward, a buffer for dW is
     changed, and ranks are summed over: those run outside any trace.
     """
-    work = TritonRows(problem.options.softcap, plan=problem.products, keep_logits=False)
+    work = TritonRows(problem.options.softcap, plan=problem.products, keep_logits=problem.through_source)
     if problem.options.reduction == "none" or problem.weight_grad_buffer is not None or not problem.shard.whole:
         return chunked_head_loss(problem, work)
     operands = problem.operands
@@ -60,7 +60,9 @@ def triton_logits_loss(problem: LogitsProblem) -> LossParts:
             logits_TV, targets.index_T, vocab, scale, options.softcap
         ).unbind()
         mean_T = total_T / vocab
-        projected_TD = mean_row_D = None
+        projected_TD = mean_row_D = max_index_T = None
+        if plan.predicted:
+            max_index_T = final_argmax(logits_TV[:, :vocab].float(), scale, options.softcap)
         if problem.weight_VD is not None and plan.gain:
             weight_VD = problem.weight_VD.detach()[:vocab]
             shape = scale, options.softcap, options.chunk_size, options.products, options.memory_budget
@@ -69,7 +71,7 @@ def triton_logits_loss(problem: LogitsProblem) -> LossParts:
                 mean_row_D = HeadProducts(weight_VD, problem.dtype, None).mean()
         stats = chunk_stats(
             plan,
-            RowSums(row_max_T, sum_T, target_logit_T, square_T.sqrt(), drop_T, mean_T),
+            RowSums(row_max_T, sum_T, target_logit_T, square_T.sqrt(), drop_T, mean_T, max_index_T),
             valid_T,
             vocab,
             all_valid=targets.all_valid,
@@ -103,6 +105,12 @@ def triton_logits_loss(problem: LogitsProblem) -> LossParts:
         return loss_T.sum(), ce_T.sum(), aux_T.sum(), stats
 
 
+def final_argmax(logits_TV: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """arg max of the final logits. A softcap makes large logits equal, and of equal ones the first counts."""
+    z_TV = logits_TV if scale == 1 else logits_TV * scale
+    return row_argmax(z_TV if softcap is None else softcapped(z_TV, softcap))
+
+
 class TritonRows:
     """Row work in two kernels: row sums of an fp32 chunk of logits (one read), then E (one read, one write).
 
@@ -118,7 +126,15 @@ class TritonRows:
         self.buffers = 2 if keep_logits and not self.plan.narrow else 1
 
     def statistics(
-        self, buffers_BCV: Tensor, narrow_CV: Tensor | None, index_C: Tensor, *, norm: bool, mean: bool, drop: bool
+        self,
+        buffers_BCV: Tensor,
+        narrow_CV: Tensor | None,
+        index_C: Tensor,
+        *,
+        norm: bool,
+        mean: bool,
+        drop: bool,
+        argmax: bool,
     ) -> RowPass:
         z_CV = buffers_BCV[0]
         vocab = z_CV.shape[1]
@@ -130,7 +146,9 @@ class TritonRows:
         anchor_C = torch.where(has_exp(sums), row_max, torch.nan)
         if narrow_CV is not None:
             max_index_C = narrow_exp_(z_CV, narrow_CV, anchor_C, self.plan.exp_scale, 1.0, self._softcap)
-            return RowPass(sums, narrow_CV, z_CV, max_index_C=max_index_C)
+            return RowPass(replace(sums, max_index_C=max_index_C), narrow_CV, z_CV)
+        if argmax:
+            sums = replace(sums, max_index_C=final_argmax(z_CV, 1.0, self._softcap))
         e_CV = buffers_BCV[1].copy_(z_CV) if self._keep else z_CV
         exp_rows_(e_CV, anchor_C, self._softcap)
         return RowPass(sums, e_CV, z_CV)
