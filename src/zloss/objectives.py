@@ -17,6 +17,9 @@ nothing about kernels; a backend turns coefficients into gradients and knows not
 
 Cross-entropy itself contributes a = 1 and b = 1 (with label smoothing ε: b = 1 − ε, g = ε), so in total a is 1 plus its column.
 
+A coefficient is a number, a 0-d tensor (a compiled loss reads its value at every call, so changing it in place recompiles
+nothing), or a function of the optimizer step, which `Objective.at` turns into a number: a loss itself knows no steps.
+
 Axes: T tokens, V vocabulary.
 """
 
@@ -25,8 +28,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,7 +37,10 @@ from torch import Tensor
 from zloss.errors import CoefficientError, MissingInputError, UnknownNameError
 from zloss.results.options import Coordinate
 from zloss.statistics import TokenStats
-from zloss.tensors import is_number
+from zloss.tensors import is_number, may_read
+
+Coef: TypeAlias = "float | Tensor | Callable[[int], float] | None"
+"""λ: None or 0 is off."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,20 @@ class Objective(ABC):
     @property
     @abstractmethod
     def active(self) -> bool:
-        """False when every coefficient is None or 0: then the objective is cross-entropy, bit for bit."""
+        """False when every coefficient is None or 0: then the objective is cross-entropy, bit for bit. A tensor counts as on,
+        whatever it holds."""
+
+    def at(self, step: int) -> Self:
+        """The objective at an optimizer step: coefficients that are functions of the step become their values there.
+
+        >>> StandardZLoss(lambda step: 1e-4 if step < 1000 else 0.0).at(1000)
+        StandardZLoss(coef=0.0, target=None)
+        """
+        named = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        values = {
+            name: value(step) for name, value in named.items() if callable(value) and not isinstance(value, Tensor)
+        }
+        return replace(self, **values) if values else self  # type: ignore[type-var]
 
     @abstractmethod
     def penalty(self, logits_TV: Tensor, gain_T: Tensor | None) -> Tensor:
@@ -165,7 +184,7 @@ class CenteredHead(CrossEntropy):
 class _OneCoefficient(Objective):
     """A penalty with one λ and one c."""
 
-    coef: float | None
+    coef: Coef
     target: float | None
 
     def __post_init__(self) -> None:
@@ -187,7 +206,7 @@ class StandardZLoss(_OneCoefficient):
     (True, False, False)
     """
 
-    coef: float | None
+    coef: Coef
     target: float | None = None
     name: ClassVar[str] = "standard"
 
@@ -213,7 +232,7 @@ class CenteredZLoss(_OneCoefficient):
     True
     """
 
-    coef: float | None
+    coef: Coef
     target: float | None = None
     name: ClassVar[str] = "centered"
     coordinate: ClassVar[Coordinate] = "centered"
@@ -241,8 +260,8 @@ class FactorizedZLoss(Objective):
     (True, False)
     """
 
-    shift_coef: float | None
-    relative_coef: float | None
+    shift_coef: Coef
+    relative_coef: Coef
     shift_target: float = 0.0
     relative_target: float | None = None
     name: ClassVar[str] = "factorized"
@@ -288,7 +307,7 @@ class GainAwareZLoss(_OneCoefficient):
     0.960906...
     """
 
-    coef: float | None
+    coef: Coef
     beta: float = 1e-2
     target: float | None = None
     name: ClassVar[str] = "gain-aware"
@@ -306,7 +325,7 @@ class GainAwareZLoss(_OneCoefficient):
 
     def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
         violation = stats.log_z - resolve_target(self.target, stats.vocab)
-        weight = off_is_zero(self.coef) / (1 + self.beta * _required_gain(stats.gain) ** 2)
+        weight = (1 + self.beta * _required_gain(stats.gain) ** 2).reciprocal() * off_is_zero(self.coef)
         return weight * violation**2, Coefficients(a=2 * weight * violation)
 
 
@@ -323,9 +342,18 @@ def _required_gain(gain: Tensor | None) -> Tensor:
     return gain
 
 
-def check_coefficient(name: str, value: float | None) -> None:
-    """A coefficient is None or a finite number ≥ 0."""
-    if value is None:
+def check_coefficient(name: str, value: Coef) -> None:
+    """A coefficient is None or a finite number ≥ 0, a 0-d tensor of one, or a function of the step that returns one."""
+    if isinstance(value, Tensor):
+        if value.dim() or not value.is_floating_point() or value.requires_grad:
+            raise CoefficientError(
+                f"`{name}` is expected to be a number, or a 0-d float tensor that requires no gradient, but got "
+                f"{value.dtype} {list(value.shape)}{' with requires_grad' if value.requires_grad else ''}."
+            )
+        if not may_read(value):
+            return
+        value = float(value)
+    if value is None or callable(value):
         return
     expected = f"`{name}` is expected to be None (off) or a finite number ≥ 0, but got {value!r}"
     if not (is_number(value) and math.isfinite(value)):
@@ -340,12 +368,18 @@ def check_target(name: str, value: float | None) -> None:
         raise CoefficientError(f"`{name}` is expected to be None (log V) or a finite number, but got {value!r}.")
 
 
-def is_on(*coefficients: float | None) -> bool:
-    """Whether any coefficient is switched on; None and 0 are both off."""
-    return any(coefficient is not None and coefficient != 0 for coefficient in coefficients)
+def is_on(*coefficients: Coef) -> bool:
+    """Whether any coefficient is switched on; None and 0 are both off, a tensor is on."""
+    return any(isinstance(coef, Tensor) or off_is_zero(coef) != 0 for coef in coefficients)
 
 
-def off_is_zero(coefficient: float | None) -> float:
+def off_is_zero(coefficient: Coef) -> Any:
+    """The factor of a penalty: a number or a 0-d tensor."""
+    if callable(coefficient) and not isinstance(coefficient, Tensor):
+        raise CoefficientError(
+            "a coefficient of this objective is a function of the optimizer step, which a loss does not know: pass "
+            "`objective.at(step)`."
+        )
     return 0.0 if coefficient is None else coefficient
 
 

@@ -404,6 +404,11 @@ def prepare_targets(
     computed stays out of the loss (`Targets.weighted`) and of the coefficients (`Coefficients.weighted`); its nonfinite values
     are replaced in the hidden states (`prepare_head`) and in E (`TorchRows.statistics`). The head itself has to be finite.
     """
+    if target.is_floating_point() and target.dim() == len(leading) + 1:
+        raise DtypeError(
+            f"`target` holds probabilities {list(target.shape)}, but the loss takes one class index per token, {list(leading)}: "
+            "use `label_smoothing`, or add the cross-entropy against soft targets as a term of its own."
+        )
     check_integers("target", target)
     if target.shape != leading:
         raise ShapeError(

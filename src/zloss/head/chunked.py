@@ -127,12 +127,62 @@ Run = Callable[[Problem, tuple[bool, ...], Tensor], ChunkedRun]
 def _chunked_loss(problem: Problem, run: Run[Problem]) -> LossParts:
     """The loss as a differentiable function of its operands."""
     operands, weight_T = problem.operands, problem.targets.weight_T
+    if torch.compiler.is_compiling():
+        return _traced_loss(problem, run)
+    if torch._C._are_functorch_transforms_active():
+        raise InputError(
+            "this backend forms its gradients itself, which the transforms of torch.func (grad, vmap, jvp, …) cannot follow: "
+            "use backend='dense' with them."
+        )
     wanted = wanted_gradients(operands, grad_enabled=torch.is_grad_enabled() and problem.targets.reduction != "none")
     with torch.no_grad():
         result = run(problem, wanted, weight_T)
     # The operands are kept by autograd itself, where checkpointing and version checks see them.
     rest = problem.with_operands([None] * len(operands))
     return result.parts(_WithGradients.apply(result, wanted, run, rest, *operands))  # type: ignore[no-untyped-call]
+
+
+def _traced_loss(problem: Problem, run: Run[Problem]) -> LossParts:
+    """The same in a compiled or exported graph, where an op attaches the gradients that the pass has formed.
+
+    Per-token losses are those of logits, whose gradient at a token is in proportion to its upstream gradient. What will
+    require a gradient in an exported graph is not known, so all gradients are formed there.
+    """
+    operands = problem.operands
+    wanted = wanted_gradients(operands, grad_enabled=torch.is_grad_enabled())
+    if torch.compiler.is_exporting() and torch.is_grad_enabled():
+        wanted = tuple(operand is not None for operand in operands)
+    with torch.no_grad():
+        result = run(problem, wanted, problem.targets.weight_T)
+        loss = result.value()
+    for grad, operand in zip(result.gradients, operands, strict=True):
+        if grad is not None and operand is not None:
+            loss = with_gradient(loss, operand, stored_gradient(grad, operand))
+    return result.parts(loss)
+
+
+@torch.library.custom_op("zloss::with_gradient", mutates_args=())
+def with_gradient(value: Tensor, operand: Tensor, grad: Tensor) -> Tensor:
+    """`value`, one number or one per token, as a function of `operand` too, whose gradient is known already."""
+    return value.clone()
+
+
+with_gradient.register_fake(lambda value, operand, grad: torch.empty_like(value))
+
+
+def _keep_gradient(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[2])
+    ctx.dtype = inputs[1].dtype
+
+
+def _scaled_gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
+    refuse_double_backward()
+    (grad,) = ctx.saved_tensors
+    factor = upstream if upstream.dim() == 0 else upstream.unsqueeze(1)
+    return upstream, (grad * factor).to(ctx.dtype), None
+
+
+with_gradient.register_autograd(_scaled_gradient, setup_context=_keep_gradient)
 
 
 class _WithGradients(torch.autograd.Function):
@@ -342,7 +392,7 @@ def head_chunks(
     token_bytes = shard.widest * (work.buffers * problem.dtype.itemsize + 2 * products.narrow)
     bounds = options.chunk_bounds(targets.index_T.shape[0], token_bytes, products.device_type)
     spans = token_spans(problem.tokens, bounds)
-    longest = max([length for _, length, _ in spans], default=0)
+    longest = spans[0][1] if spans else 0
     buffers_BCV = empty_rows(work.buffers, longest, problem.vocab, problem.dtype, products, problem.hidden_TD)
     narrow_CV = empty_narrow(products, longest, problem.vocab, problem.hidden_TD)
 
@@ -455,7 +505,7 @@ def _run_logits_chunks(problem: LogitsProblem, wanted: tuple[bool, ...], weight_
     grad_TV = torch.zeros_like(logits_TV) if wanted[0] else None
     token_bytes = shard.widest * problem.dtype.itemsize * work.buffers
     bounds = options.chunk_bounds(logits_TV.shape[0], token_bytes, problem.products.device_type)
-    longest = max((stop - start for start, stop in bounds), default=0)
+    longest = bounds[0][1] if bounds else 0
     buffers_BCV = logits_TV.new_empty((work.buffers, longest, vocab), dtype=problem.dtype)
     with without_autocast(logits_TV.device.type):
         head = mean_row_D = projected_CD = None

@@ -182,7 +182,7 @@ def _compute_head_loss(
         group=group,
     )
     backend = resolve_backend(options.backend, hidden.device, problem.dtype)
-    if backend == "dense":
+    if backend == "dense" or (options.reduction == "none" and torch.compiler.is_compiling()):
         parts = dense_head_loss(problem)
     elif backend == "triton":
         from zloss.head.triton import triton_head_loss
@@ -258,28 +258,32 @@ def outside_compile(function: Callable[P, R], unless: Callable[P, bool] | None =
     return call
 
 
-def _is_traceable(options: HeadOptions, device: torch.device, *tensors: Tensor | None) -> bool:
-    """Whether a compiler may trace a loss of these tensors: the Triton backend is built from custom ops."""
-    in_triton = options.backend == "triton" or (
-        options.backend == "auto" and prefers_triton(device, compute_dtype(*tensors))
-    )
-    return in_triton and not any(is_dtensor(tensor) for tensor in tensors)
+def _is_traceable(*tensors: Tensor | None) -> bool:
+    """Whether a compiler may trace a loss of these tensors: DTensors compare what their ranks hold."""
+    return not any(is_dtensor(tensor) for tensor in tensors)
 
 
-# Three cases cannot be traced: per-token losses of hidden states, which compute the chunks again in backward, a buffer for
-# dW, which is written in forward, and ranks, which compare their arguments.
+# Two cases cannot be traced: a buffer for dW, which is written in forward, and ranks, which compare their arguments. Of
+# hidden states, per-token losses keep the logits [T, V] in a compiled graph; in Triton they break it instead, because the
+# backward pass that recomputes the chunks cannot be traced.
 _head_loss = outside_compile(
     _compute_head_loss,
     unless=lambda hidden, weight, target, bias, options, normalizer, token_weight, weight_grad_buffer, group: (
         group is None
         and weight_grad_buffer is None
-        and options.reduction != "none"
-        and _is_traceable(options, hidden.device, hidden, weight, bias)
+        and not (options.reduction == "none" and _runs_triton(options, hidden, weight, bias))
+        and _is_traceable(hidden, weight, bias)
     ),
 )
 _logits_loss = outside_compile(
     _compute_logits_loss,
     unless=lambda logits, target, weight, options, normalizer, token_weight, group: (
-        group is None and _is_traceable(options, logits.device, logits, weight)
+        group is None and _is_traceable(logits, weight)
     ),
 )
+
+
+def _runs_triton(options: HeadOptions, hidden: Tensor, *others: Tensor | None) -> bool:
+    if options.backend != "auto":
+        return options.backend == "triton"
+    return prefers_triton(hidden.device, compute_dtype(hidden, *others))

@@ -16,13 +16,7 @@ import triton
 from torch import Tensor
 
 from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, check_mean, check_rows
-from zloss.head.chunked import (
-    chunked_head_loss,
-    refuse_double_backward,
-    run_head_chunks,
-    stored_gradient,
-    wanted_gradients,
-)
+from zloss.head.chunked import chunked_head_loss, refuse_double_backward
 from zloss.head.options import Products, chunk_bounds
 from zloss.head.products import HeadProducts, ProductPlan, applied_exp, fp32_plan, plan_products
 from zloss.head.rows import RowPass, RowSums, chunk_stats, empty_narrow, has_exp, row_argmax, softcapped
@@ -32,22 +26,11 @@ from zloss.tensors import without_autocast
 
 
 def triton_head_loss(problem: HeadProblem) -> LossParts:
-    """The loss in chunks, with gradient to hidden, weight and bias.
-
-    For scalar reductions the gradients are formed in the forward pass, chunk by chunk, and handed to autograd by an op, so
-    that torch.compile can trace the whole loss. reduction="none" recomputes the chunks in backward, a buffer for dW is
-    changed, and ranks are summed over: those run outside any trace.
-    """
-    work = TritonRows(problem.options.softcap, plan=problem.products, keep_logits=problem.through_source)
-    if problem.options.reduction == "none" or problem.weight_grad_buffer is not None or not problem.shard.whole:
-        return chunked_head_loss(problem, work)
-    operands = problem.operands
-    wanted = wanted_gradients(operands, grad_enabled=torch.is_grad_enabled())
-    with torch.no_grad():
-        run = run_head_chunks(problem, wanted, problem.targets.weight_T, work)
-        value = run.value()
-    grads = [stored_gradient(grad, like) for grad, like in zip(run.gradients, operands, strict=True)]
-    return run.parts(with_gradients(value, *operands, *grads))
+    """The loss in chunks, with gradient to hidden, weight and bias."""
+    keep_logits = problem.through_source
+    return chunked_head_loss(
+        problem, TritonRows(problem.options.softcap, plan=problem.products, keep_logits=keep_logits)
+    )
 
 
 def triton_logits_loss(problem: LogitsProblem) -> LossParts:
@@ -439,33 +422,3 @@ def _source_of_loss(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
 
 
 row_loss.register_autograd(_source_of_loss, setup_context=_keep_for_source)
-
-
-@torch.library.custom_op("zloss::with_gradients", mutates_args=())
-def with_gradients(
-    value: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    grad_hidden: Tensor | None,
-    grad_weight: Tensor | None,
-    grad_bias: Tensor | None,
-) -> Tensor:
-    """`value`, a scalar, as a function of hidden, weight and bias whose gradients are known already."""
-    return value.clone()
-
-
-with_gradients.register_fake(lambda value, *_: torch.empty_like(value))
-
-
-def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[4:])
-
-
-def _scaled_gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-    refuse_double_backward()
-    grads = (None if grad is None else grad * upstream for grad in ctx.saved_tensors)
-    return None, *grads, None, None, None
-
-
-with_gradients.register_autograd(_scaled_gradients, setup_context=_keep_gradients)
