@@ -83,6 +83,15 @@ class Objective(ABC):
         }
         return replace(self, **values) if values else self  # type: ignore[type-var]
 
+    def with_coef(self, value: float) -> Self:
+        """The same objective with every coefficient set to `value`: 0 is off, 1 is the unscaled penalty.
+
+        >>> FactorizedZLoss(1e-4, 1e-3).with_coef(0.0).active
+        False
+        """
+        names = [field.name for field in fields(self) if field.name.endswith("coef")]  # type: ignore[arg-type]
+        return replace(self, **dict.fromkeys(names, value))  # type: ignore[type-var]
+
     @abstractmethod
     def penalty(self, logits_TV: Tensor, gain_T: Tensor | None) -> Tensor:
         """The definition, in differentiable tensor operations on whole logits: what `source` is tested against."""
