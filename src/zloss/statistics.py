@@ -10,7 +10,7 @@ Statistics are computed once and shared by forward and backward. Which ones a pa
 | gain           | yes    | yes     | if the objective needs the gain             | the head                  |
 | gain_centered  | yes    | yes     | no                                          | the head, and a mean      |
 | entropy        | yes    | yes     | no                                          | hidden states, or "audit" |
-| predicted      | yes    | yes     | no                                          | hidden states, or "audit" |
+| predicted      | no     | yes     | no                                          |                           |
 | mu_residual    | no     | yes     | no                                          | hidden states, and a mean |
 
 Softcapped logits and logits with a bias of -inf have no mean that is a coordinate. The entropy comes from the hidden
@@ -64,7 +64,7 @@ class TokenStats:
     entropy: Tensor | None = None
     """H = −Σ_i p_i log p_i = log Z − Σ_i p_i z_i, in nats."""
     predicted: Tensor | None = None
-    """arg max_i z_i as int64; of equal logits the first, as `torch.argmax` breaks ties."""
+    """arg max_i z_i as int64; of equal logits the first, as `torch.argmax` breaks ties. Only with statistics="audit"."""
     mu_residual: Tensor | None = None
     """Mean of the computed logits minus w̄·u + b̄: rounding of the logits. Only with statistics="audit"."""
 
@@ -107,8 +107,8 @@ class TokenStats:
 
 Statistics = Literal["full", "light", "audit"]
 """"full": every statistic that costs no further pass over the logits, and the entropy where hidden states are known;
-"light": only what the loss itself needs; "audit": full, and the entropy and the residual mean of any logits, each of
-which costs one more pass over them."""
+"light": only what the loss itself needs; "audit": full, and the entropy, the predicted token and the residual mean of any
+logits, each of which costs one more pass over them."""
 
 ALWAYS = ("row_max", "log_s", "target_logit")
 OPTIONAL = ("mu", "p_norm", "gain", "gain_centered", "entropy", "predicted", "mu_residual")
@@ -145,7 +145,7 @@ def plan_statistics(
         gain=gain,
         gain_centered=gain and has_mu and more,
         entropy=(more and has_hidden) or level == "audit",
-        predicted=(more and has_hidden) or level == "audit",
+        predicted=level == "audit",
         mu_residual=has_mu and has_hidden and level == "audit",
     )
 

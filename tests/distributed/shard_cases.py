@@ -289,7 +289,7 @@ def collectives() -> dict[str, list[tuple[str, int]]]:
     how = layouts()["group"]
     hidden, weight, _, target = inputs(torch.float32)
     found = {}
-    for statistics in ("full", "light"):
+    for statistics in ("audit", "full", "light"):
         leaves = [hidden.clone().requires_grad_(), how.weight(weight).requires_grad_()]
         with Collectives() as counted:
             out = zloss.head_loss(*leaves, target, OBJECTIVES["centered"], statistics=statistics, **how.keyword)  # type: ignore[arg-type]

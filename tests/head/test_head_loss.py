@@ -505,7 +505,7 @@ def test_bad_input_is_answered_with_help(name: str) -> None:
     assert isinstance(caught.value, errors.ZlossError)
 
 
-@pytest.mark.parametrize("vocab", [3, 64, 129, 1000, 4097])
+@pytest.mark.parametrize("vocab", [3, 4096, 4097, 5000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_predicted_tokens_break_ties_as_torch_does(vocab: int, dtype: torch.dtype) -> None:
     """Small whole numbers as logits, so that most rows have several maxima, in any block and in the last columns."""
@@ -515,14 +515,11 @@ def test_predicted_tokens_break_ties_as_torch_does(vocab: int, dtype: torch.dtyp
     weight[-2:] = 1
     want = (hidden @ weight.T).argmax(dim=1)
     for backend, products in (("dense", "auto"), ("chunked", "auto"), ("chunked", "operand")):
-        options = {"backend": backend, "products": products, "chunk_size": 7}
-        assert torch.equal(
-            zloss.head_loss(hidden, weight, target, zloss.CrossEntropy(), **options).stats.predicted, want
-        )
-        logits = zloss.logits_loss(
-            hidden @ weight.T, target, zloss.CrossEntropy(), statistics="audit", backend=backend
-        ).stats
-        assert torch.equal(logits.predicted, want)
+        options = {"statistics": "audit", "backend": backend, "chunk_size": 7}
+        out = zloss.head_loss(hidden, weight, target, zloss.CrossEntropy(), products=products, **options)
+        assert torch.equal(out.stats.predicted, want)
+        out = zloss.logits_loss(hidden @ weight.T, target, zloss.CrossEntropy(), **options)
+        assert torch.equal(out.stats.predicted, want)
 
 
 @pytest.mark.parametrize("objective", [zloss.CenteredZLoss(0.1), zloss.FactorizedZLoss(0.1, 0.1)])

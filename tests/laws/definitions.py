@@ -118,7 +118,6 @@ def reference(case: Case) -> dict[str, Tensor]:
         "p_norm": p.norm(dim=-1).detach(),
         "entropy": torch.special.entr(p).sum(-1).detach(),
         "top1": ((z.argmax(-1) == case.target) & valid).double(),
-        "predicted": z.argmax(-1).double(),
         "source": source.reshape(-1, rows),
     }
     if bias is not None:
@@ -163,7 +162,6 @@ def measured(
         "p_norm": out.stats.p_norm,
         "entropy": out.stats.entropy,
         "top1": out.stats.top1.double(),
-        "predicted": out.stats.predicted.double(),
     }
     if bias is not None:
         result["bias.grad"] = bias.grad

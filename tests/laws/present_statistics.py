@@ -48,7 +48,9 @@ def expected(
     if head:
         names |= {"gain"} | ({"gain_centered"} if mean else set())
     if hidden or level == "audit":
-        names |= {"entropy", "predicted"}
+        names |= {"entropy"}
+    if level == "audit":
+        names |= {"predicted"}
     if level == "audit" and mean and hidden:
         names |= {"mu_residual"}
     return names

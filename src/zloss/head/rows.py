@@ -155,9 +155,9 @@ def row_argmax(z_CV: Tensor) -> Tensor:
     """arg max of every row, the first on ties. On the CPU torch.argmax reads one number at a time, which takes ten times as
     long as a maximum: so it sees one block of every row, the first that has the largest of the blocks' maxima."""
     vocab = z_CV.shape[1]
-    if z_CV.device.type != "cpu" or vocab < 64:
+    width = 512
+    if z_CV.device.type != "cpu" or vocab < 8 * width:
         return z_CV.argmax(dim=1)
-    width = 1 << vocab.bit_length() // 2
     tops_CB = z_CV[:, : vocab // width * width].unflatten(1, (-1, width)).amax(dim=2)
     if vocab % width:
         tops_CB = torch.cat([tops_CB, z_CV[:, -(vocab % width) :].amax(dim=1, keepdim=True)], dim=1)
