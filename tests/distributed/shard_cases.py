@@ -268,6 +268,24 @@ def token_sharded_cases() -> Iterator[tuple[str, dict[str, float]]]:
         found, _ = compared(target, [tokens, how.weight(weight)], [hidden, weight], how, **options)
         moved = {"scattered": 0.0 if scattered else float("inf"), "moved": 0.0 if small else float("inf")}
         yield f"float64|own tokens, {statistics}, {reduction}", found | moved
+    logits = torch.where(hidden.isnan().any(-1, keepdim=True), 0, hidden) @ weight.T
+    spread = distribute_tensor(target, all_ranks(), [Shard(1)], src_data_rank=None)
+    mine = distribute_tensor(logits, all_ranks(), [Shard(1)], src_data_rank=None)
+    for name, reduction in (("centered", "mean"), ("gain-aware", "none"), ("standard", "sum")):
+        found = {}
+        keyword = {"weight": weight, "reduction": reduction, "statistics": "audit", "chunk_size": 7}
+        whole, leaf = (value.clone().requires_grad_() for value in (logits, mine))
+        want = zloss.logits_loss(whole, target, OBJECTIVES[name], **keyword)
+        for targets in (target, spread):
+            got = zloss.logits_loss(leaf, targets, OBJECTIVES[name], **keyword)
+            found |= {"loss": difference(got.loss, want.loss), "auxiliary": difference(got.auxiliary, want.auxiliary)}
+            found |= {part: difference(getattr(got.stats, part), getattr(want.stats, part)) for part in STATISTICS}
+        upstream = torch.linspace(0.5, 1.5, want.loss.numel(), dtype=torch.float64).reshape(want.loss.shape)
+        want.loss.backward(upstream)
+        got.loss.backward(upstream)
+        assert leaf.grad.placements == mine.placements
+        found["dz"] = difference(leaf.grad.full_tensor(), whole.grad)
+        yield f"float64|logits of own tokens, {name}, {reduction}", found
 
 
 class Collectives(TorchDispatchMode):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -26,6 +26,7 @@ from zloss.head.sharded import (
     TokenShard,
     VocabularyShard,
     agree_on_shards,
+    agree_on_tokens,
     local_head,
     local_logits,
     whole_vocabulary,
@@ -303,7 +304,7 @@ def _nonfinite_mask(hidden_TD: Tensor, targets: Targets, tokens: TokenShard | No
     local_valid_T = targets.valid_T if tokens is None else targets.valid_T[tokens.local]
     mask_T = ~local_valid_T & ~torch.isfinite(hidden_TD.detach().sum(dim=1, dtype=torch.float32))
     if tokens is not None:
-        mask_T = tokens.gather_flags(mask_T)
+        mask_T = tokens.gather(mask_T)
     return None if may_read(mask_T) and not bool(mask_T.any()) else mask_T
 
 
@@ -328,6 +329,8 @@ class LogitsProblem(LossProblem):
     """Padding columns included; the first `vocab` are inside log Z."""
     weight_VD: Tensor | None
     """The head, for the gain; it gets no gradient."""
+    tokens: TokenShard | None = None
+    """Which tokens these are, if each rank has some of them; the targets are theirs, with the weights 1/N of all."""
 
 
 def prepare_logits(
@@ -345,7 +348,7 @@ def prepare_logits(
     With a `group`, `logits` and `weight` are this rank's columns and rows, in rank order.
     """
     check_tensors(logits=logits, target=target, optional={"weight": weight, "token_weight": token_weight})
-    logits, weight, group = local_logits(logits, weight, group)
+    logits, weight, target, token_weight, group, tokens = local_logits(logits, weight, target, token_weight, group)
     if logits.dim() < 1 or not logits.is_floating_point():
         raise ShapeError(
             f"`logits` is expected to be a float tensor [..., V], but got {logits.dtype} {list(logits.shape)}."
@@ -365,9 +368,14 @@ def prepare_logits(
     else:
         shard, _ = agree_on_shards(logits, logits, target, options, group, dim=-1)
     dtype = compute_dtype(logits, weight)
+    leading = logits.shape[:-1] if tokens is None else torch.Size(tokens.leading)
     targets = prepare_targets(
-        target, logits.shape[:-1], shard.total, options, dtype, token_weight=token_weight, normalizer=normalizer
+        target, leading, shard.total, options, dtype, token_weight=token_weight, normalizer=normalizer
     )
+    if tokens is not None:
+        agree_on_tokens(target, options, tokens.group)
+        local_T = {name: getattr(targets, name)[tokens.local] for name in ("index_T", "valid_T", "weight_T")}
+        targets = replace(targets, **local_T)
     # The gradient at the logits is not a product: only the gain is, and its factors are E and W.
     products = fp32_plan(dtype, logits.device.type)
     if weight is not None and dtype == torch.float32:
@@ -384,6 +392,7 @@ def prepare_logits(
         plan=_plan(options, has_mu=options.softcap is None, has_head=weight is not None, has_hidden=False),
         products=products,
         options=options,
+        tokens=tokens,
     )
 
 

@@ -21,6 +21,7 @@ from torch.distributed import ProcessGroup
 from zloss.distributed import is_dtensor
 from zloss.head.arguments import (
     DenominatorName,
+    LossParts,
     Targets,
     prepare_head,
     prepare_logits,
@@ -28,6 +29,7 @@ from zloss.head.arguments import (
 from zloss.head.chunked import chunked_head_loss, chunked_logits_loss
 from zloss.head.options import HeadKeywords, HeadOptions, prefers_triton, resolve_backend, shows_options
 from zloss.head.reference import dense_head_loss, dense_logits_loss
+from zloss.head.sharded import SumOverTokens, TokenShard
 from zloss.objectives import Objective
 from zloss.statistics import TokenStats
 from zloss.tensors import compute_dtype
@@ -148,7 +150,9 @@ def logits_loss(
     """The loss of `head_loss` from `logits` [..., V]; `weight` [V, D] is needed only for the gain (and gain-aware Z-loss).
 
     `logit_scale` and `softcap` are applied to `logits` here: leave both at their defaults if the model has already applied them.
-    For vocabulary-parallel logits pass a DTensor with Shard(-1), or the local columns and `group=`. The caller's logits are
+    For vocabulary-parallel logits pass a DTensor with Shard(-1), or the local columns and `group=`. Logits may also be a
+    DTensor that is sharded over tokens, with the targets of all of them: every rank returns the loss of all tokens, and the
+    gradient is sharded as the logits are. The caller's logits are
     never overwritten. 16-bit logits are read in fp32; what their storage has lost cannot be recovered (paper
     sec:precision_link).
 
@@ -219,7 +223,19 @@ def _compute_logits_loss(
         parts = triton_logits_loss(problem)
     else:
         parts = chunked_logits_loss(problem)
+    if problem.tokens is not None:
+        parts = _of_all_tokens(problem.tokens, *parts)
     return _output(problem.targets, *parts)
+
+
+def _of_all_tokens(
+    tokens: TokenShard, loss: Tensor, cross_entropy: Tensor, auxiliary: Tensor, stats: TokenStats
+) -> LossParts:
+    """The parts of a backend for the tokens of all ranks, from those of the local tokens."""
+    whole, ce, aux = (SumOverTokens.apply(part, tokens) for part in (loss, cross_entropy, auxiliary))  # type: ignore[no-untyped-call]
+    columns = {field.name: getattr(stats, field.name) for field in fields(stats)}
+    gathered = {name: tokens.gather(value) for name, value in columns.items() if isinstance(value, Tensor)}
+    return whole, ce, aux, replace(stats, **gathered)
 
 
 def _output(
