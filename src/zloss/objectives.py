@@ -29,7 +29,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import ClassVar, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -379,12 +379,12 @@ def check_target(name: str, value: float | None) -> None:
 
 def is_on(*coefficients: Coef) -> bool:
     """Whether any coefficient is switched on; None and 0 are both off, a tensor is on."""
-    return any(isinstance(coef, Tensor) or off_is_zero(coef) != 0 for coef in coefficients)
+    return any(isinstance(coef, Tensor) or bool(off_is_zero(coef) != 0) for coef in coefficients)
 
 
-def off_is_zero(coefficient: Coef) -> Any:
+def off_is_zero(coefficient: Coef) -> float | Tensor:
     """The factor of a penalty: a number or a 0-d tensor."""
-    if callable(coefficient) and not isinstance(coefficient, Tensor):
+    if not isinstance(coefficient, Tensor) and callable(coefficient):
         raise CoefficientError(
             "a coefficient of this objective is a function of the optimizer step, which a loss does not know: pass "
             "`objective.at(step)`."

@@ -12,7 +12,7 @@ import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import ParamSpec, TypeVar, Unpack
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -234,7 +234,7 @@ def _of_all_tokens(
     """The parts of a backend for the tokens of all ranks, from those of the local tokens."""
     whole, ce, aux = (SumOverTokens.apply(part, tokens) for part in (loss, cross_entropy, auxiliary))  # type: ignore[no-untyped-call]
     columns = {field.name: getattr(stats, field.name) for field in fields(stats)}
-    gathered = {name: tokens.gather(value) for name, value in columns.items() if isinstance(value, Tensor)}
+    gathered: dict[str, Any] = {name: tokens.gather(x) for name, x in columns.items() if isinstance(x, Tensor)}
     return whole, ce, aux, replace(stats, **gathered)
 
 

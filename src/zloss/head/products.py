@@ -514,12 +514,12 @@ class HeadGradients:
             out_VD = torch.empty_like(self._weight_VD, dtype=torch.bfloat16)
         if last_pass:
             inside_VD, out_inside_VD = self._weight_VD[:vocab], out_VD[:vocab]
-            if uniform_D is None:
-                torch.div(inside_VD, unit, out=out_inside_VD)
-            elif unit is None:
-                torch.sub(inside_VD, uniform_D, out=out_inside_VD)
-            else:
+            if unit is not None and uniform_D is not None:
                 torch.addcmul(-uniform_D, inside_VD, 1 / unit, out=out_inside_VD)
+            elif unit is not None:
+                torch.div(inside_VD, unit, out=out_inside_VD)
+            elif uniform_D is not None:
+                torch.sub(inside_VD, uniform_D, out=out_inside_VD)
         if buffer is not None:
             return None
         if vocab < out_VD.shape[0]:

@@ -158,7 +158,8 @@ def row_argmax(z_CV: Tensor) -> Tensor:
     width = 512
     if z_CV.device.type != "cpu" or vocab < 8 * width:
         return z_CV.argmax(dim=1)
-    tops_CB = z_CV[:, : vocab // width * width].unflatten(1, (-1, width)).amax(dim=2)
+    blocks = vocab // width
+    tops_CB = z_CV[:, : blocks * width].view(-1, blocks, width).amax(dim=2)
     if vocab % width:
         tops_CB = torch.cat([tops_CB, z_CV[:, -(vocab % width) :].amax(dim=1, keepdim=True)], dim=1)
     # A last block that is cut short starts earlier, among columns that are all below the maximum.
