@@ -42,6 +42,7 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark("head_loss", ("bench_head_loss.py",), ("--quick",)),
+    Benchmark("call", ("bench_call.py",), ("--rounds", "10")),
     Benchmark("audit_pass", ("bench_audit.py",), ("--blocks", "16")),
     Benchmark("audit_whole", ("bench_audit.py", "--whole")),
     Benchmark("audit_memory", ("bench_audit.py", "--memory")),

@@ -41,8 +41,8 @@ def test_coefficients_give_the_gradient_at_the_logits(objective: zloss.Objective
     assert relative_error(loss.cross_entropy, ce) < 1e-14
     assert relative_error(loss.auxiliary, aux) < 1e-14
     onehot = torch.nn.functional.one_hot(index, 11)
-    for coefficients, want in ((loss.coefficients, total), (loss.auxiliary_coefficients, total - cross_entropy)):
-        source = coefficients.weighted(weight, valid, exp.sum(1))
+    for part, want in (("total", total), ("z", total - cross_entropy)):
+        source = loss.weighted(weight, valid, exp.sum(1), part)
         got = source.a.unsqueeze(1) * exp
         if source.b is not None:
             got = got - source.b.unsqueeze(1) * onehot
@@ -85,3 +85,38 @@ def test_the_target_of_the_shift_has_no_default_of_log_v(target: object) -> None
     """The error once offered None (log V), which is refused."""
     with pytest.raises(errors.CoefficientError, match="`shift_target` is expected to be a finite number"):
         zloss.FactorizedZLoss(1e-4, 1e-4, shift_target=target)
+
+
+BY_COEFFICIENT = (
+    zloss.StandardZLoss,
+    zloss.CenteredZLoss,
+    zloss.GainAwareZLoss,
+    lambda coef: zloss.FactorizedZLoss(coef, coef),
+)
+
+
+@pytest.mark.parametrize("make", BY_COEFFICIENT)
+@pytest.mark.parametrize("backend", ["dense", "chunked"])
+@pytest.mark.parametrize("value", [0.0, 0.7, 50.0])
+def test_a_coefficient_may_be_a_tensor_or_a_function_of_the_step(make: Any, backend: str, value: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(rows, 6, generator=g).requires_grad_() for rows in (9, 31))
+    target = torch.randint(31, (9,), generator=g)
+    found = []
+    for coef in (value, torch.tensor(value), torch.tensor(value).double(), lambda step: value if step == 7 else 0.1):
+        out = zloss.head_loss(hidden, weight, target, make(coef).at(7), backend=backend)
+        found.append((out.loss, out.auxiliary, *torch.autograd.grad(out.loss, (hidden, weight))))
+    for other in found[1:]:
+        assert all(torch.equal(got, want) for got, want in zip(other, found[0], strict=True))
+    assert make(value).at(3) == make(value)
+
+
+def test_coefficients_that_no_loss_can_use_are_refused() -> None:
+    for coef in (torch.ones(2), torch.tensor(1), torch.tensor(-1.0), torch.ones((), requires_grad=True)):
+        with pytest.raises(errors.CoefficientError, match="coef"):
+            zloss.StandardZLoss(coef)
+    tensors = torch.randn(3, 4), torch.randn(5, 4), torch.tensor([0, 1, 2])
+    with pytest.raises(errors.CoefficientError, match=r"objective\.at\(step\)"):
+        zloss.head_loss(*tensors, zloss.CenteredZLoss(lambda step: 1e-4))
+    with pytest.raises(errors.CoefficientError, match="negative"):
+        zloss.CenteredZLoss(lambda step: -1.0).at(0)

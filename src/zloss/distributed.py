@@ -89,7 +89,9 @@ def _valid_tokens(part: Tensor | int | float, ignore_index: int) -> float:
             f"`tokens` is expected to hold targets (integers) or one count, but got {part.dtype} {list(part.shape)}: pass the "
             "sum of the weights of the valid tokens."
         )
-    valid = counted_targets("tokens", part, ignore_index)
+    check_integers("tokens", part)
+    # An unsigned tensor would compare with ignore_index modulo its range.
+    valid = part.long() != ignore_index
     check_target_range("tokens", part[valid], ignore_index)
     return int(valid.sum())
 
@@ -101,14 +103,12 @@ def _device(tokens: object) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
 
 
-def counted_targets(name: str, target: Tensor, ignore_index: int) -> Tensor:
-    """Which targets count, as booleans: all but `ignore_index`. Targets are integers."""
+def check_integers(name: str, target: Tensor) -> None:
+    """Targets are class indices."""
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
         raise DtypeError(
             f"`{name}` is expected to hold integer class indices, but got {target.dtype}: pass `{name}.long()`."
         )
-    # An unsigned tensor would compare with ignore_index modulo its range.
-    return target.long() != ignore_index
 
 
 def check_target_range(name: str, index: Tensor, ignore_index: int, vocab: int | None = None) -> None:

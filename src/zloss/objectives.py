@@ -17,6 +17,9 @@ nothing about kernels; a backend turns coefficients into gradients and knows not
 
 Cross-entropy itself contributes a = 1 and b = 1 (with label smoothing ε: b = 1 − ε, g = ε), so in total a is 1 plus its column.
 
+A coefficient is a number, a 0-d tensor (a compiled loss reads its value at every call, so changing it in place recompiles
+nothing), or a function of the optimizer step, which `Objective.at` turns into a number: a loss itself knows no steps.
+
 Axes: T tokens, V vocabulary.
 """
 
@@ -25,8 +28,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,7 +37,10 @@ from torch import Tensor
 from zloss.errors import CoefficientError, MissingInputError, UnknownNameError
 from zloss.results.options import Coordinate
 from zloss.statistics import TokenStats
-from zloss.tensors import is_number
+from zloss.tensors import is_number, may_read
+
+Coef: TypeAlias = "float | Tensor | Callable[[int], float] | None"
+"""λ: None or 0 is off."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +53,6 @@ class Coefficients:
     a: Tensor
     b: Tensor | None = None
     g: Tensor | None = None
-
-    def weighted(self, weight: Tensor, valid: Tensor, exp_sum: Tensor) -> Coefficients:
-        """Times the weight of every token, 0 at ignored ones; `a` becomes the coefficient of E = exp(z − m) = S·p."""
-
-        def counted(value: Tensor) -> Tensor:
-            # `where` and not a product: what an ignored token computed may be infinite.
-            return torch.where(valid, value, 0)
-
-        return Coefficients(
-            a=counted(weight * self.a / exp_sum),
-            b=None if self.b is None else counted(weight * self.b),
-            g=None if self.g is None else counted(weight * self.g),
-        )
 
 
 class Objective(ABC):
@@ -75,7 +68,29 @@ class Objective(ABC):
     @property
     @abstractmethod
     def active(self) -> bool:
-        """False when every coefficient is None or 0: then the objective is cross-entropy, bit for bit."""
+        """False when every coefficient is None or 0: then the objective is cross-entropy, bit for bit. A tensor counts as on,
+        whatever it holds."""
+
+    def at(self, step: int) -> Self:
+        """The objective at an optimizer step: coefficients that are functions of the step become their values there.
+
+        >>> StandardZLoss(lambda step: 1e-4 if step < 1000 else 0.0).at(1000)
+        StandardZLoss(coef=0.0, target=None)
+        """
+        named = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        values = {
+            name: value(step) for name, value in named.items() if callable(value) and not isinstance(value, Tensor)
+        }
+        return replace(self, **values) if values else self  # type: ignore[type-var]
+
+    def with_coef(self, value: float) -> Self:
+        """The same objective with every coefficient set to `value`: 0 is off, 1 is the unscaled penalty.
+
+        >>> FactorizedZLoss(1e-4, 1e-3).with_coef(0.0).active
+        False
+        """
+        names = [field.name for field in fields(self) if field.name.endswith("coef")]  # type: ignore[arg-type]
+        return replace(self, **dict.fromkeys(names, value))  # type: ignore[type-var]
 
     @abstractmethod
     def penalty(self, logits_TV: Tensor, gain_T: Tensor | None) -> Tensor:
@@ -86,36 +101,56 @@ class Objective(ABC):
         """The penalty of every token and the coefficients (a, g) of its source, from the statistics."""
 
 
+Part = Literal["z", "total"]
+"""The auxiliary alone, or cross-entropy plus auxiliary."""
+
+
 @dataclass(frozen=True)
 class TokenLoss:
     """Cross-entropy and auxiliary of every token, and what they inject at the logits. Scaling: before any reduction."""
 
     cross_entropy: Tensor
     auxiliary: Tensor
-    coefficients: Coefficients
-    """Of cross-entropy plus auxiliary."""
-    auxiliary_coefficients: Coefficients
+    penalty: Coefficients | None
+    """(a, g) of the auxiliary; None if the objective is off."""
+    label_smoothing: float
+
+    def weighted(self, weight: Tensor, valid: Tensor | None, exp_sum: Tensor, part: Part = "total") -> Coefficients:
+        """The coefficients of Σ_t weight_t·ℓ_t, 0 at ignored tokens; `a` is that of E = exp(z − m) = S·p.
+
+        `valid`: which tokens count; None if all do.
+        """
+        a, g = (None, None) if self.penalty is None else (self.penalty.a, self.penalty.g)
+        b, epsilon = None, self.label_smoothing
+        if part == "total":
+            a = None if a is None else a + 1
+            b = weight if epsilon == 0 else weight * (1 - epsilon)
+        elif a is None:
+            a = torch.zeros_like(exp_sum)
+        a = (weight if a is None else weight * a) / exp_sum
+        if part == "total" and epsilon:
+            g = weight * epsilon if g is None else weight * (g + epsilon)
+        elif g is not None:
+            g = weight * g
+        if valid is not None:  # `where` and not a product: what an ignored token computed may be infinite
+            a = torch.where(valid, a, 0)
+            b, g = (None if value is None else torch.where(valid, value, 0) for value in (b, g))
+        return Coefficients(a, b, g)
 
 
 def token_loss(stats: TokenStats, objective: Objective, label_smoothing: float = 0.0) -> TokenLoss:
     """Label-smoothed cross-entropy plus the auxiliary of the objective, from the statistics of every token."""
     epsilon = label_smoothing
-    ce = -stats.target_log_prob
+    # log Z − (1 − ε)z_y − εμ, written in differences from m so that a common shift cancels first.
+    below = stats.target_logit - stats.row_max
+    ce = stats.log_s - (below if epsilon == 0 else (1 - epsilon) * below)
     if epsilon:
         assert stats.mu is not None, "a loss rejects label smoothing if it has no mean logit"
-        # log Z − (1 − ε)z_y − εμ, written in differences from m so that a common shift cancels first.
-        ce = stats.log_s - (1 - epsilon) * (stats.target_logit - stats.row_max) - epsilon * (stats.mu - stats.row_max)
-    if objective.active:
-        value, auxiliary = objective.source(stats)
-    else:
-        value = torch.zeros_like(ce)
-        auxiliary = Coefficients(a=value)
-    if auxiliary.g is not None:
-        g: Tensor | None = auxiliary.g + epsilon
-    else:
-        g = torch.full_like(ce, epsilon) if epsilon else None
-    both = Coefficients(a=1 + auxiliary.a, b=torch.full_like(ce, 1 - epsilon), g=g)
-    return TokenLoss(ce, value, both, auxiliary)
+        ce = ce - epsilon * (stats.mu - stats.row_max)
+    if not objective.active:
+        return TokenLoss(ce, torch.zeros_like(ce), None, epsilon)
+    value, penalty = objective.source(stats)
+    return TokenLoss(ce, value, penalty, epsilon)
 
 
 @dataclass(frozen=True)
@@ -158,7 +193,7 @@ class CenteredHead(CrossEntropy):
 class _OneCoefficient(Objective):
     """A penalty with one λ and one c."""
 
-    coef: float | None
+    coef: Coef
     target: float | None
 
     def __post_init__(self) -> None:
@@ -180,7 +215,7 @@ class StandardZLoss(_OneCoefficient):
     (True, False, False)
     """
 
-    coef: float | None
+    coef: Coef
     target: float | None = None
     name: ClassVar[str] = "standard"
 
@@ -191,7 +226,7 @@ class StandardZLoss(_OneCoefficient):
     def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
         violation = stats.log_z - resolve_target(self.target, stats.vocab)
         coef = off_is_zero(self.coef)
-        return coef * violation**2, Coefficients(a=2 * coef * violation)
+        return violation.square() * coef, Coefficients(a=violation * (2 * coef))
 
 
 @dataclass(frozen=True)
@@ -206,7 +241,7 @@ class CenteredZLoss(_OneCoefficient):
     True
     """
 
-    coef: float | None
+    coef: Coef
     target: float | None = None
     name: ClassVar[str] = "centered"
     coordinate: ClassVar[Coordinate] = "centered"
@@ -220,8 +255,8 @@ class CenteredZLoss(_OneCoefficient):
     def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
         violation = _centered_log_z(stats) - resolve_target(self.target, stats.vocab)
         coef = off_is_zero(self.coef)
-        s = 2 * coef * violation
-        return coef * violation**2, Coefficients(a=s, g=s)
+        s = violation * (2 * coef)
+        return violation.square() * coef, Coefficients(a=s, g=s)
 
 
 @dataclass(frozen=True)
@@ -234,8 +269,8 @@ class FactorizedZLoss(Objective):
     (True, False)
     """
 
-    shift_coef: float | None
-    relative_coef: float | None
+    shift_coef: Coef
+    relative_coef: Coef
     shift_target: float = 0.0
     relative_target: float | None = None
     name: ClassVar[str] = "factorized"
@@ -281,7 +316,7 @@ class GainAwareZLoss(_OneCoefficient):
     0.960906...
     """
 
-    coef: float | None
+    coef: Coef
     beta: float = 1e-2
     target: float | None = None
     name: ClassVar[str] = "gain-aware"
@@ -299,7 +334,7 @@ class GainAwareZLoss(_OneCoefficient):
 
     def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
         violation = stats.log_z - resolve_target(self.target, stats.vocab)
-        weight = off_is_zero(self.coef) / (1 + self.beta * _required_gain(stats.gain) ** 2)
+        weight = (1 + self.beta * _required_gain(stats.gain) ** 2).reciprocal() * off_is_zero(self.coef)
         return weight * violation**2, Coefficients(a=2 * weight * violation)
 
 
@@ -316,9 +351,18 @@ def _required_gain(gain: Tensor | None) -> Tensor:
     return gain
 
 
-def check_coefficient(name: str, value: float | None) -> None:
-    """A coefficient is None or a finite number ≥ 0."""
-    if value is None:
+def check_coefficient(name: str, value: Coef) -> None:
+    """A coefficient is None or a finite number ≥ 0, a 0-d tensor of one, or a function of the step that returns one."""
+    if isinstance(value, Tensor):
+        if value.dim() or not value.is_floating_point() or value.requires_grad:
+            raise CoefficientError(
+                f"`{name}` is expected to be a number, or a 0-d float tensor that requires no gradient, but got "
+                f"{value.dtype} {list(value.shape)}{' with requires_grad' if value.requires_grad else ''}."
+            )
+        if not may_read(value):
+            return
+        value = float(value)
+    if value is None or callable(value):
         return
     expected = f"`{name}` is expected to be None (off) or a finite number ≥ 0, but got {value!r}"
     if not (is_number(value) and math.isfinite(value)):
@@ -343,12 +387,18 @@ def require_target(objective: Objective) -> None:
             )
 
 
-def is_on(*coefficients: float | None) -> bool:
-    """Whether any coefficient is switched on; None and 0 are both off."""
-    return any(coefficient is not None and coefficient != 0 for coefficient in coefficients)
+def is_on(*coefficients: Coef) -> bool:
+    """Whether any coefficient is switched on; None and 0 are both off, a tensor is on."""
+    return any(isinstance(coef, Tensor) or bool(off_is_zero(coef) != 0) for coef in coefficients)
 
 
-def off_is_zero(coefficient: float | None) -> float:
+def off_is_zero(coefficient: Coef) -> float | Tensor:
+    """The factor of a penalty: a number or a 0-d tensor."""
+    if not isinstance(coefficient, Tensor) and callable(coefficient):
+        raise CoefficientError(
+            "a coefficient of this objective is a function of the optimizer step, which a loss does not know: pass "
+            "`objective.at(step)`."
+        )
     return 0.0 if coefficient is None else coefficient
 
 

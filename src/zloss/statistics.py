@@ -10,6 +10,7 @@ Statistics are computed once and shared by forward and backward. Which ones a pa
 | gain           | yes    | yes     | if the objective needs the gain             | the head                  |
 | gain_centered  | yes    | yes     | no                                          | the head, and a mean      |
 | entropy        | yes    | yes     | no                                          | hidden states, or "audit" |
+| predicted      | no     | yes     | no                                          |                           |
 | mu_residual    | no     | yes     | no                                          | hidden states, and a mean |
 
 Softcapped logits and logits with a bias of -inf have no mean that is a coordinate. The entropy comes from the hidden
@@ -36,8 +37,8 @@ from zloss.results.quantities import SCALARS
 class TokenStats:
     """What a backend measures for every token: the raw quantities and the centered ones.
 
-    All tensors have the shape of `target`, are detached, and are fp32 (fp64 for fp64 inputs). A statistic that does
-    not exist for these logits, or was not requested, is None; the table of this module has the rule.
+    All tensors have the shape of `target`, are detached, and fp32 (fp64 for fp64 inputs) where no other type is named. A
+    statistic that does not exist for these logits, or was not requested, is None; the table of this module has the rule.
 
     Scaling: per token, independent of any reduction.
     """
@@ -62,6 +63,8 @@ class TokenStats:
     """‖Wᵀp − w̄‖₂ / ‖p‖₂: the gain of the row-centered head."""
     entropy: Tensor | None = None
     """H = −Σ_i p_i log p_i = log Z − Σ_i p_i z_i, in nats."""
+    predicted: Tensor | None = None
+    """arg max_i z_i as int64; of equal logits the first, as `torch.argmax` breaks ties. Only with statistics="audit"."""
     mu_residual: Tensor | None = None
     """Mean of the computed logits minus w̄·u + b̄: rounding of the logits. Only with statistics="audit"."""
 
@@ -104,10 +107,11 @@ class TokenStats:
 
 Statistics = Literal["full", "light", "audit"]
 """"full": every statistic that costs no further pass over the logits, and the entropy where hidden states are known;
-"light": only what the loss itself needs; "audit": full, and the entropy and the residual mean of any logits, each of
-which costs one more pass over them."""
+"light": only what the loss itself needs; "audit": full, and the entropy, the predicted token and the residual mean of any
+logits, each of which costs one more pass over them."""
 
 ALWAYS = ("row_max", "log_s", "target_logit")
+OPTIONAL = ("mu", "p_norm", "gain", "gain_centered", "entropy", "predicted", "mu_residual")
 
 
 @dataclass(frozen=True)
@@ -119,12 +123,13 @@ class StatisticsPlan:
     gain: bool
     gain_centered: bool
     entropy: bool
+    predicted: bool
     mu_residual: bool
 
     @property
     def present(self) -> tuple[str, ...]:
         """Names of the per-token fields of `TokenStats` that are not None, other than `valid`."""
-        return (*ALWAYS, *(field.name for field in fields(self) if getattr(self, field.name)))
+        return (*ALWAYS, *(name for name in OPTIONAL if getattr(self, name)))
 
 
 def plan_statistics(
@@ -140,6 +145,7 @@ def plan_statistics(
         gain=gain,
         gain_centered=gain and has_mu and more,
         entropy=(more and has_hidden) or level == "audit",
+        predicted=level == "audit",
         mu_residual=has_mu and has_hidden and level == "audit",
     )
 

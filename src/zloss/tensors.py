@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -30,10 +31,12 @@ def check_tensors(*, optional: Mapping[str, object] | None = None, **required: o
 
     Those in `optional` may be None.
     """
-    given = {**required, **{name: value for name, value in (optional or {}).items() if value is not None}}
-    for name, value in given.items():
+    tensors: dict[str, Tensor] = {}
+    for name, value in {**required, **(optional or {})}.items():
+        if value is None and name not in required:
+            continue
         check_tensor(name, value)
-    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+        tensors[name] = value  # type: ignore[assignment]
     check_differentiable(**tensors)
     check_not_all_meta(**tensors)
 
@@ -68,9 +71,8 @@ def check_floating(name: str, value: object, dims: int = 1) -> None:
 
 
 def check_same_device(**tensors: Tensor | None) -> None:
-    devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
-    if len(set(devices.values())) > 1:
-        listing = ", ".join(f"`{name}` on {device}" for name, device in devices.items())
+    if len({tensor.device for tensor in tensors.values() if tensor is not None}) > 1:
+        listing = ", ".join(f"`{name}` on {tensor.device}" for name, tensor in tensors.items() if tensor is not None)
         raise DeviceError(f"all tensors are expected on one device, but got {listing}.")
 
 
@@ -91,10 +93,10 @@ def check_differentiable(**tensors: Tensor | None) -> None:
     """Autograd cannot save a tensor made in inference mode: where a gradient is needed, the error names the tensor."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    if not any(tensor.requires_grad for tensor in given.values()):
+    given = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
+    if not any(tensor.requires_grad for _, tensor in given):
         return
-    for name, tensor in given.items():
+    for name, tensor in given:
         if tensor.is_inference():
             raise InputError(
                 f"`{name}` was created under torch.inference_mode(), so no gradient can flow through this loss: pass "
@@ -136,6 +138,11 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     """fp64 where any operand is fp64, otherwise fp32: never a 16-bit statistic."""
     double = any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors)
     return torch.float64 if double else torch.float32
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[object]:
+    """Nothing inside is rounded to the autocast dtype; free where autocast is off."""
+    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
 
 
 def autocast_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype | None:

@@ -34,7 +34,10 @@ OBJECTIVES = {
     "gain-aware": zloss.GainAwareZLoss(0.3),
 }
 VOCAB, VALID, WIDTH, TOKENS = 103, 97, 16, 37
-STATISTICS = ("row_max", "log_s", "target_logit", "mu", "p_norm", "gain", "gain_centered", "entropy", "mu_residual")
+STATISTICS = (
+    *("row_max", "log_s", "target_logit", "mu", "p_norm", "gain", "gain_centered", "entropy"),
+    *("predicted", "mu_residual"),
+)
 SIZES = {2: (60, 43), 3: (61, 0, 42)}
 
 
@@ -95,7 +98,6 @@ def difference(got: Tensor | None, want: Tensor | None, floor: float = 0.0) -> f
 def head_differences(how: Sharded, dtype: torch.dtype, objective: zloss.Objective, **options: Any) -> dict[str, float]:
     """loss, dh, dW, db, every statistic and the source of a sharded head against one process."""
     hidden, weight, bias, target = inputs(dtype)
-    softcapped = options.get("softcap") is not None
     with_bias = options.pop("with_bias", True)
 
     def run(weight: Tensor, bias: Tensor | None, **more: Any) -> tuple[zloss.HeadLossOutput, list[Tensor | None]]:
@@ -121,12 +123,11 @@ def head_differences(how: Sharded, dtype: torch.dtype, objective: zloss.Objectiv
         # What is left of μ after the mean row is rounding itself: it is measured against μ.
         floor = 10.0 if name == "mu_residual" else 1.0
         found[name] = difference(getattr(own.stats, name), getattr(whole.stats, name), floor)
-    if not softcapped:
-        source = {k: v for k, v in options.items() if k in ("label_smoothing", "valid_vocab", "reduction")}
-        want = zloss.head_source(hidden, weight, target, objective, part="total", **source)
-        got = zloss.head_source(hidden, how.weight(weight), target, objective, part="total", **source, **how.keyword)
-        inside = slice(how.rows.start, max(how.rows.start, min(how.rows.stop, options.get("valid_vocab") or VOCAB)))
-        found["source"] = difference(got, want[:, inside])
+    source = {k: v for k, v in options.items() if k in ("label_smoothing", "valid_vocab", "reduction", "softcap")}
+    want = zloss.head_source(hidden, weight, target, objective, part="total", **source)
+    got = zloss.head_source(hidden, how.weight(weight), target, objective, part="total", **source, **how.keyword)
+    inside = slice(how.rows.start, max(how.rows.start, min(how.rows.stop, options.get("valid_vocab") or VOCAB)))
+    found["source"] = difference(got, want[:, inside])
     return found
 
 
@@ -174,8 +175,11 @@ def cases() -> Iterator[tuple[str, dict[str, float]]]:
                             how, dtype, objective, reduction=reduction, statistics="audit", **everything
                         ),
                     )
-            capped = {"softcap": 5.0, "logit_scale": 0.7, "with_bias": False}
-            yield f"{bits}|{layout}, softcap", head_differences(how, dtype, OBJECTIVES["standard"], **capped)
+            for smoothing, statistics in ((0.0, "full"), (0.1, "full"), (0.1, "light")):
+                capped = {"softcap": 5.0, "logit_scale": 0.7, "with_bias": smoothing > 0, "valid_vocab": VALID}
+                capped |= {"label_smoothing": smoothing, "statistics": statistics, "chunk_size": 10}
+                title = f"{bits}|{layout}, softcap, smoothing {smoothing}, {statistics}"
+                yield title, head_differences(how, dtype, OBJECTIVES["standard"], **capped)
     yield from special_cases()
 
 
@@ -264,6 +268,24 @@ def token_sharded_cases() -> Iterator[tuple[str, dict[str, float]]]:
         found, _ = compared(target, [tokens, how.weight(weight)], [hidden, weight], how, **options)
         moved = {"scattered": 0.0 if scattered else float("inf"), "moved": 0.0 if small else float("inf")}
         yield f"float64|own tokens, {statistics}, {reduction}", found | moved
+    logits = torch.where(hidden.isnan().any(-1, keepdim=True), 0, hidden) @ weight.T
+    spread = distribute_tensor(target, all_ranks(), [Shard(1)], src_data_rank=None)
+    mine = distribute_tensor(logits, all_ranks(), [Shard(1)], src_data_rank=None)
+    for name, reduction in (("centered", "mean"), ("gain-aware", "none"), ("standard", "sum")):
+        found = {}
+        keyword = {"weight": weight, "reduction": reduction, "statistics": "audit", "chunk_size": 7}
+        whole, leaf = (value.clone().requires_grad_() for value in (logits, mine))
+        want = zloss.logits_loss(whole, target, OBJECTIVES[name], **keyword)
+        for targets in (target, spread):
+            got = zloss.logits_loss(leaf, targets, OBJECTIVES[name], **keyword)
+            found |= {"loss": difference(got.loss, want.loss), "auxiliary": difference(got.auxiliary, want.auxiliary)}
+            found |= {part: difference(getattr(got.stats, part), getattr(want.stats, part)) for part in STATISTICS}
+        upstream = torch.linspace(0.5, 1.5, want.loss.numel(), dtype=torch.float64).reshape(want.loss.shape)
+        want.loss.backward(upstream)
+        got.loss.backward(upstream)
+        assert leaf.grad.placements == mine.placements
+        found["dz"] = difference(leaf.grad.full_tensor(), whole.grad)
+        yield f"float64|logits of own tokens, {name}, {reduction}", found
 
 
 class Collectives(TorchDispatchMode):
@@ -285,7 +307,7 @@ def collectives() -> dict[str, list[tuple[str, int]]]:
     how = layouts()["group"]
     hidden, weight, _, target = inputs(torch.float32)
     found = {}
-    for statistics in ("full", "light"):
+    for statistics in ("audit", "full", "light"):
         leaves = [hidden.clone().requires_grad_(), how.weight(weight).requires_grad_()]
         with Collectives() as counted:
             out = zloss.head_loss(*leaves, target, OBJECTIVES["centered"], statistics=statistics, **how.keyword)  # type: ignore[arg-type]

@@ -49,6 +49,8 @@ def expected(
         names |= {"gain"} | ({"gain_centered"} if mean else set())
     if hidden or level == "audit":
         names |= {"entropy"}
+    if level == "audit":
+        names |= {"predicted"}
     if level == "audit" and mean and hidden:
         names |= {"mu_residual"}
     return names
@@ -74,10 +76,9 @@ def cases(
         if cap is not None and objective.active and objective.needs_mu:
             continue
         options = {"statistics": level, "softcap": cap, "label_smoothing": smoothing}
-        # From hidden states, label smoothing under a softcap exists in the dense backend only.
         for name, b in (("no bias", None), ("bias", bias), ("bias with -inf", masked)):
             unmeaned = b is masked and ((objective.active and objective.needs_mu) or smoothing)
-            if unmeaned or (cap is not None and smoothing):
+            if unmeaned:
                 continue
             mean = cap is None and b is not masked
             want = expected(objective, level, smoothing=bool(smoothing), mean=mean, head=True, hidden=True)

@@ -9,15 +9,16 @@ Axes: T tokens, V vocabulary rows inside log Z, D width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from zloss.distributed import check_target_range, counted_targets
+from zloss.distributed import check_integers, check_target_range
 from zloss.errors import CoordinateError, DtypeError, InputError, MissingInputError, ShapeError
 from zloss.head.options import HeadOptions, Reduction, check_vocab
 from zloss.head.products import ProductPlan, fp32_plan, plan_products
@@ -25,6 +26,7 @@ from zloss.head.sharded import (
     TokenShard,
     VocabularyShard,
     agree_on_shards,
+    agree_on_tokens,
     local_head,
     local_logits,
     whole_vocabulary,
@@ -53,6 +55,8 @@ class Targets:
     """int64, with 0 in place of `ignore_index`."""
     valid_T: Tensor
     """bool; False at ignored tokens."""
+    all_valid: bool
+    """No token is ignored; False where values cannot be read."""
     weight_T: Tensor
     """w_t / N, 0 at ignored tokens."""
     reduction: Reduction
@@ -64,7 +68,8 @@ class Targets:
 
     def weighted(self, value_T: Tensor) -> Tensor:
         """w_t·value_t, 0 at ignored tokens whatever they hold."""
-        return torch.where(self.valid_T, self.weight_T * value_T, 0)
+        weighted_T = self.weight_T * value_T
+        return weighted_T if self.all_valid else torch.where(self.valid_T, weighted_T, 0)
 
     def reduced(self, value_T: Tensor) -> Tensor:
         """Σ_t w_t·value_t for "mean" and "sum", w_t·value_t for "none"."""
@@ -99,8 +104,9 @@ class LossProblem:
         return tuple(getattr(self, name) for name in self.operand_names)
 
     def with_operands(self, operands: Iterable[Tensor | None]) -> Self:
-        changes: dict[str, Any] = dict(zip(self.operand_names, operands, strict=True))
-        return replace(self, **changes)
+        changed = object.__new__(type(self))
+        changed.__dict__.update(self.__dict__, **dict(zip(self.operand_names, operands, strict=True)))
+        return changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +129,12 @@ class HeadProblem(LossProblem):
     def partial_projection(self) -> bool:
         """Whether a rank keeps the E W of its local rows, so that dh is summed over ranks and not E W: without the gain."""
         return not (self.shard.whole or self.plan.gain)
+
+    @property
+    def through_source(self) -> bool:
+        """Whether the gradients are products of the source itself: under a softcap the slope of every logit is in the term
+        of label smoothing along 1/V."""
+        return self.options.softcap is not None and self.options.label_smoothing != 0
 
     def scaled_bias(self) -> Tensor | None:
         """s·b of the rows inside log Z in compute precision, rounded first where autocast would; detached."""
@@ -171,12 +183,12 @@ def prepare_head(
     targets = prepare_targets(
         target, torch.Size(leading), shard.total, options, dtype, token_weight=token_weight, normalizer=normalizer
     )
-    if masked and options.softcap is None:
+    if masked:
         options.refuse_missing_mean(
             "`bias` holds -inf. Exclude those rows with `valid_vocab`, or use StandardZLoss without label smoothing."
         )
-    flat_TD = hidden.reshape(-1, hidden.shape[-1])
-    nonfinite_mask_T = _nonfinite_mask(flat_TD, targets.valid_T, tokens)
+    flat_TD = hidden if hidden.dim() == 2 else hidden.reshape(-1, hidden.shape[-1])
+    nonfinite_mask_T = _nonfinite_mask(flat_TD, targets, tokens)
     if nonfinite_mask_T is not None:
         local_T = nonfinite_mask_T if tokens is None else nonfinite_mask_T[tokens.local]
         flat_TD = torch.where(local_T.unsqueeze(1), 0, flat_TD)
@@ -191,6 +203,7 @@ def prepare_head(
         rounding=rounding,
         nonfinite_mask_T=nonfinite_mask_T,
         plan=_plan(options, has_mu=options.softcap is None and not masked, has_head=True, has_hidden=True),
+        # A source in 16 bits would lose the Z-loss of confident tokens: with smoothing under a softcap products are fp32.
         products=plan_products(
             options.products,
             device_type=hidden.device.type,
@@ -198,7 +211,7 @@ def prepare_head(
             weight=weight.dtype,
             rounding=rounding,
         )
-        if dtype == torch.float32
+        if dtype == torch.float32 and (options.softcap is None or not options.label_smoothing)
         else fp32_plan(dtype, hidden.device.type),
         options=options,
         weight_grad_buffer=weight_grad_buffer,
@@ -285,11 +298,13 @@ def _first_minus_inf(bias: Tensor) -> int | None:
     return int(rows[0, 0]) if rows.numel() else None
 
 
-def _nonfinite_mask(hidden_TD: Tensor, valid_T: Tensor, tokens: TokenShard | None) -> Tensor | None:
-    local_valid_T = valid_T if tokens is None else valid_T[tokens.local]
+def _nonfinite_mask(hidden_TD: Tensor, targets: Targets, tokens: TokenShard | None) -> Tensor | None:
+    if targets.all_valid:
+        return None
+    local_valid_T = targets.valid_T if tokens is None else targets.valid_T[tokens.local]
     mask_T = ~local_valid_T & ~torch.isfinite(hidden_TD.detach().sum(dim=1, dtype=torch.float32))
     if tokens is not None:
-        mask_T = tokens.gather_flags(mask_T)
+        mask_T = tokens.gather(mask_T)
     return None if may_read(mask_T) and not bool(mask_T.any()) else mask_T
 
 
@@ -314,6 +329,8 @@ class LogitsProblem(LossProblem):
     """Padding columns included; the first `vocab` are inside log Z."""
     weight_VD: Tensor | None
     """The head, for the gain; it gets no gradient."""
+    tokens: TokenShard | None = None
+    """Which tokens these are, if each rank has some of them; the targets are theirs, with the weights 1/N of all."""
 
 
 def prepare_logits(
@@ -331,7 +348,7 @@ def prepare_logits(
     With a `group`, `logits` and `weight` are this rank's columns and rows, in rank order.
     """
     check_tensors(logits=logits, target=target, optional={"weight": weight, "token_weight": token_weight})
-    logits, weight, group = local_logits(logits, weight, group)
+    logits, weight, target, token_weight, group, tokens = local_logits(logits, weight, target, token_weight, group)
     if logits.dim() < 1 or not logits.is_floating_point():
         raise ShapeError(
             f"`logits` is expected to be a float tensor [..., V], but got {logits.dtype} {list(logits.shape)}."
@@ -351,9 +368,14 @@ def prepare_logits(
     else:
         shard, _ = agree_on_shards(logits, logits, target, options, group, dim=-1)
     dtype = compute_dtype(logits, weight)
+    leading = logits.shape[:-1] if tokens is None else torch.Size(tokens.leading)
     targets = prepare_targets(
-        target, logits.shape[:-1], shard.total, options, dtype, token_weight=token_weight, normalizer=normalizer
+        target, leading, shard.total, options, dtype, token_weight=token_weight, normalizer=normalizer
     )
+    if tokens is not None:
+        agree_on_tokens(target, options, tokens.group)
+        local_T = {name: getattr(targets, name)[tokens.local] for name in ("index_T", "valid_T", "weight_T")}
+        targets = replace(targets, **local_T)
     # The gradient at the logits is not a product: only the gain is, and its factors are E and W.
     products = fp32_plan(dtype, logits.device.type)
     if weight is not None and dtype == torch.float32:
@@ -362,7 +384,7 @@ def prepare_logits(
         )
     return LogitsProblem(
         # Written out because a rank may hold no column, and then -1 is ambiguous.
-        logits_TV=logits.reshape(logits.shape[:-1].numel(), logits.shape[-1]),
+        logits_TV=logits if logits.dim() == 2 else logits.reshape(logits.shape[:-1].numel(), logits.shape[-1]),
         weight_VD=weight,
         targets=targets,
         shard=shard,
@@ -370,6 +392,7 @@ def prepare_logits(
         plan=_plan(options, has_mu=options.softcap is None, has_head=weight is not None, has_hidden=False),
         products=products,
         options=options,
+        tokens=tokens,
     )
 
 
@@ -390,7 +413,12 @@ def prepare_targets(
     computed stays out of the loss (`Targets.weighted`) and of the coefficients (`Coefficients.weighted`); its nonfinite values
     are replaced in the hidden states (`prepare_head`) and in E (`TorchRows.statistics`). The head itself has to be finite.
     """
-    valid_T = counted_targets("target", target, options.ignore_index).reshape(-1)
+    if target.is_floating_point() and target.dim() == len(leading) + 1:
+        raise DtypeError(
+            f"`target` holds probabilities {list(target.shape)}, but the loss takes one class index per token, {list(leading)}: "
+            "use `label_smoothing`, or add the cross-entropy against soft targets as a term of its own."
+        )
+    check_integers("target", target)
     if target.shape != leading:
         raise ShapeError(
             f"`target` is expected to have the leading shape {list(leading)} of the logits or hidden states, "
@@ -401,50 +429,56 @@ def prepare_targets(
             f"`token_weight` is expected to have the shape of `target`, {list(target.shape)}, "
             f"but got {list(token_weight.shape)}."
         )
-    flat_T = target.reshape(-1).long()
-    index_T = torch.where(valid_T, flat_T, 0)
-    if may_read(index_T):
-        check_target_range("target", index_T, options.ignore_index, vocab)
+    flat_T = (target if target.dim() == 1 else target.reshape(-1)).long()
+    ignore_index, readable = options.ignore_index, may_read(target)
+    all_valid = False
+    if readable and flat_T.numel():
+        low, high = (int(bound) for bound in torch.aminmax(flat_T))
+        all_valid = low >= 0 and high < vocab and not low <= ignore_index <= high
+    if all_valid:  # a copy, because a backward pass that recomputes reads it again
+        index_T, valid_T = flat_T.clone(), torch.ones_like(flat_T, dtype=torch.bool)
+    else:
+        valid_T = flat_T != ignore_index
+        index_T = torch.where(valid_T, flat_T, 0)
+        if readable:
+            check_target_range("target", index_T, ignore_index, vocab)
 
+    if all_valid and token_weight is None and normalizer is None and options.reduction == "mean":
+        weight_T = torch.full(flat_T.shape, 1 / flat_T.numel(), dtype=dtype, device=flat_T.device)
+        count = torch.full((), flat_T.numel(), dtype=dtype, device=flat_T.device)
+        return Targets(index_T, valid_T, True, weight_T, "mean", count, "valid_tokens", target.shape)
     weight_T = valid_T.to(dtype)
     if token_weight is not None:
         # `where`, not a product: an ignored token's weight may be anything, even NaN.
         weight_T = torch.where(valid_T, token_weight.reshape(-1).detach().to(dtype), 0)
-    one = weight_T.new_ones(())
+    name: DenominatorName
     if options.reduction != "mean":
         if normalizer is not None:
             raise InputError(
                 f"`normalizer` replaces the denominator of reduction='mean', but reduction={options.reduction!r}."
             )
-        return Targets(index_T, valid_T, weight_T, options.reduction, one, "one", target.shape)
-    name: DenominatorName
-    if normalizer is not None:
-        denominator, name = as_denominator(normalizer, weight_T), "normalizer"
+        denominator, name = weight_T.new_ones(()), "one"
     else:
-        denominator, name = weight_T.sum(), "valid_tokens" if token_weight is None else "token_weight"
-    empty = denominator == 0
-    weight_T = torch.where(empty, 0, weight_T / torch.where(empty, one, denominator))
-    return Targets(index_T, valid_T, weight_T, options.reduction, denominator, name, target.shape)
-
-
-def refuse_smoothed_softcap(options: HeadOptions) -> None:
-    """Called for the backends that form gradients from E: they have the slope of the softcap at p and y only."""
-    if options.softcap is not None and options.label_smoothing:
-        raise CoordinateError(
-            "`label_smoothing` with `softcap` needs the slope of every logit in a second V-wide product, which this "
-            "backend does not form: use backend='dense'."
-        )
+        if normalizer is not None:
+            denominator, name = as_denominator(normalizer, weight_T), "normalizer"
+        else:
+            denominator, name = weight_T.sum(), "valid_tokens" if token_weight is None else "token_weight"
+        if readable:
+            weight_T = weight_T / denominator if float(denominator) else torch.zeros_like(weight_T)
+        else:
+            empty = denominator == 0
+            weight_T = torch.where(empty, 0, weight_T / torch.where(empty, 1, denominator))
+    return Targets(index_T, valid_T, all_valid, weight_T, options.reduction, denominator, name, target.shape)
 
 
 def check_rows(stats: TokenStats) -> None:
     """Reject a valid token whose logits are all -inf: it has no distribution."""
     if not may_read(stats.row_max):
         return
-    empty = torch.isneginf(stats.row_max)
-    if not bool(empty.any()):
+    if not stats.row_max.numel() or float(stats.row_max.min()) > -math.inf:
         return
     # A row of NaN has no maximum either, but it is a diverged model, whose loss is NaN, and not a masking mistake.
-    empty = empty & stats.valid & ~torch.isnan(stats.target_logit)
+    empty = torch.isneginf(stats.row_max) & stats.valid & ~torch.isnan(stats.target_logit)
     if bool(empty.any()):
         count, first = int(empty.sum()), int(empty.nonzero()[0, 0])
         which = f"token {first} has" if count == 1 else f"{count} tokens (the first is {first}) have"

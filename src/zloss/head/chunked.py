@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from zloss.errors import DoubleBackwardError, InputError
-from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, LossProblem, check_mean
+from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, LossProblem, check_mean, check_rows
 from zloss.head.products import HeadGradients, HeadProducts, product_exp
 from zloss.head.rows import (
     RowPass,
@@ -41,9 +41,18 @@ from zloss.head.rows import (
     row_pass,
     softcap_slope,
 )
-from zloss.head.sharded import RankShare, TokenChunk, VocabularyShard, join_row_sums, token_spans, with_hidden
-from zloss.objectives import Coefficients, TokenLoss, token_loss
+from zloss.head.sharded import (
+    RankShare,
+    TokenChunk,
+    VocabularyShard,
+    at_tokens,
+    join_row_sums,
+    token_spans,
+    with_hidden,
+)
+from zloss.objectives import Coefficients, Part, TokenLoss, token_loss
 from zloss.statistics import TokenStats
+from zloss.tensors import without_autocast
 
 
 def chunked_head_loss(problem: HeadProblem, work: RowWork | None = None) -> LossParts:
@@ -64,43 +73,49 @@ class ChunkedRun:
 
     def __init__(self, problem: LossProblem) -> None:
         self._targets, self._vocab, self._names = problem.targets, problem.shard.total, problem.plan.present
-        self._tokens: list[slice | Tensor] = []
-        self._columns: list[list[Tensor]] = []
-        """Cross-entropy, auxiliary and the planned statistics of every chunk."""
+        self._chunks: list[tuple[slice | Tensor, Tensor, Tensor, TokenStats]] = []
+        """Tokens, cross-entropy, auxiliary and statistics of every chunk; after `join` of all of them as one."""
+        self._check_rows = False
         self.gradients: tuple[Tensor | None, ...] = ()
         """One per operand of the loss; None if it is not wanted."""
 
     def keep(self, chunk: Chunk) -> None:
         """Keep the values and statistics of a chunk."""
-        self._tokens.append(chunk.tokens)
-        statistics = [getattr(chunk.stats, name) for name in self._names]
-        cross_entropy_C = chunk.loss.cross_entropy
-        # A registered objective may return one number for all tokens.
-        auxiliary_C = chunk.loss.auxiliary.to(cross_entropy_C).expand_as(cross_entropy_C)
-        self._columns.append([cross_entropy_C, auxiliary_C, *statistics])
+        cross_entropy_C, auxiliary_C = chunk.loss.cross_entropy, chunk.loss.auxiliary
+        if auxiliary_C.shape != cross_entropy_C.shape or auxiliary_C.dtype != cross_entropy_C.dtype:
+            # A registered objective may return one number for all tokens.
+            auxiliary_C = auxiliary_C.to(cross_entropy_C).expand_as(cross_entropy_C)
+        self._check_rows |= not chunk.rows.all_have_exp
+        self._chunks.append((chunk.tokens, cross_entropy_C, auxiliary_C, chunk.stats))
 
     def join(self) -> None:
         """The chunks as one, whose tokens are in order; called after the last chunk."""
-        if not self._columns:
-            self._columns = [[self._targets.weight_T.new_zeros(0)] * (2 + len(self._names))]
-        elif len(self._columns) > 1 or isinstance(self._tokens[0], Tensor):
-            columns = [torch.cat(parts) for parts in zip(*self._columns, strict=True)]
-            indices = [tokens for tokens in self._tokens if isinstance(tokens, Tensor)]
-            if indices:
-                order_T = torch.cat(indices).argsort()
-                columns = [column_T[order_T] for column_T in columns]
-            self._columns = [columns]
+        if len(self._chunks) == 1 and isinstance(self._chunks[0][0], slice):
+            return
+        columns = [[ce, aux, *(getattr(stats, name) for name in self._names)] for _, ce, aux, stats in self._chunks]
+        joined = [torch.cat(parts) for parts in zip(*columns, strict=True)]
+        if not joined:
+            empty = self._targets.weight_T.new_zeros(0)
+            joined = [empty, empty, *(empty.long() if name == "predicted" else empty for name in self._names)]
+        indices = [tokens for tokens, *_ in self._chunks if isinstance(tokens, Tensor)]
+        if indices:
+            order_T = torch.cat(indices).argsort()
+            joined = [column_T[order_T] for column_T in joined]
+        cross_entropy_T, auxiliary_T, *found = joined
+        statistics = dict(zip(self._names, found, strict=True))
+        stats = TokenStats(valid=self._targets.valid_T, vocab=self._vocab, **statistics)
+        self._chunks = [(slice(None), cross_entropy_T, auxiliary_T, stats)]
 
     def value(self) -> Tensor:
         """The loss without its gradient."""
-        cross_entropy_T, auxiliary_T, *_ = self._columns[0]
+        [(_, cross_entropy_T, auxiliary_T, _)] = self._chunks
         return self._targets.reduced(cross_entropy_T + auxiliary_T)
 
     def parts(self, loss: Tensor) -> LossParts:
         """What a backend returns; `loss` is `value()` with its gradient."""
-        cross_entropy_T, auxiliary_T, *columns = self._columns[0]
-        statistics = dict(zip(self._names, columns, strict=True))
-        stats = TokenStats(valid=self._targets.valid_T, vocab=self._vocab, **statistics)
+        [(_, cross_entropy_T, auxiliary_T, stats)] = self._chunks
+        if self._check_rows:
+            check_rows(stats)
         return loss, self._targets.reduced(cross_entropy_T), self._targets.reduced(auxiliary_T), stats
 
 
@@ -112,12 +127,62 @@ Run = Callable[[Problem, tuple[bool, ...], Tensor], ChunkedRun]
 def _chunked_loss(problem: Problem, run: Run[Problem]) -> LossParts:
     """The loss as a differentiable function of its operands."""
     operands, weight_T = problem.operands, problem.targets.weight_T
+    if torch.compiler.is_compiling():
+        return _traced_loss(problem, run)
+    if torch._C._are_functorch_transforms_active():
+        raise InputError(
+            "this backend forms its gradients itself, which the transforms of torch.func (grad, vmap, jvp, …) cannot follow: "
+            "use backend='dense' with them."
+        )
     wanted = wanted_gradients(operands, grad_enabled=torch.is_grad_enabled() and problem.targets.reduction != "none")
     with torch.no_grad():
         result = run(problem, wanted, weight_T)
     # The operands are kept by autograd itself, where checkpointing and version checks see them.
-    rest = problem.with_operands([weight_T.new_empty(0)] * len(operands))
+    rest = problem.with_operands([None] * len(operands))
     return result.parts(_WithGradients.apply(result, wanted, run, rest, *operands))  # type: ignore[no-untyped-call]
+
+
+def _traced_loss(problem: Problem, run: Run[Problem]) -> LossParts:
+    """The same in a compiled or exported graph, where an op attaches the gradients that the pass has formed.
+
+    Per-token losses are those of logits, whose gradient at a token is in proportion to its upstream gradient. What will
+    require a gradient in an exported graph is not known, so all gradients are formed there.
+    """
+    operands = problem.operands
+    wanted = wanted_gradients(operands, grad_enabled=torch.is_grad_enabled())
+    if torch.compiler.is_exporting() and torch.is_grad_enabled():
+        wanted = tuple(operand is not None for operand in operands)
+    with torch.no_grad():
+        result = run(problem, wanted, problem.targets.weight_T)
+        loss = result.value()
+    for grad, operand in zip(result.gradients, operands, strict=True):
+        if grad is not None and operand is not None:
+            loss = with_gradient(loss, operand, stored_gradient(grad, operand))
+    return result.parts(loss)
+
+
+@torch.library.custom_op("zloss::with_gradient", mutates_args=())
+def with_gradient(value: Tensor, operand: Tensor, grad: Tensor) -> Tensor:
+    """`value`, one number or one per token, as a function of `operand` too, whose gradient is known already."""
+    return value.clone()
+
+
+with_gradient.register_fake(lambda value, operand, grad: torch.empty_like(value))
+
+
+def _keep_gradient(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[2])
+    ctx.dtype = inputs[1].dtype
+
+
+def _scaled_gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
+    refuse_double_backward()
+    (grad,) = ctx.saved_tensors
+    factor = upstream if upstream.dim() == 0 else upstream.unsqueeze(1)
+    return upstream, (grad * factor).to(ctx.dtype), None
+
+
+with_gradient.register_autograd(_scaled_gradient, setup_context=_keep_gradient)
 
 
 class _WithGradients(torch.autograd.Function):
@@ -251,10 +316,12 @@ class Chunk:
     share: RankShare
     stats: TokenStats
     loss: TokenLoss
+    counted_C: Tensor | None
+    """Which tokens count; None if all do."""
 
-    def weighted(self, coefficients: Coefficients, weight_T: Tensor) -> Coefficients:
-        """The coefficients of E instead of p, weighted by `weight_T` (reduction and upstream gradient)."""
-        return coefficients.weighted(weight_T[self.tokens], self.stats.valid, self.sums.sum_C)
+    def weighted(self, weight_T: Tensor, part: Part = "total") -> Coefficients:
+        """The coefficients of E and onehot(y), weighted by `weight_T` (reduction and upstream gradient)."""
+        return self.loss.weighted(at_tokens(weight_T, self.tokens), self.counted_C, self.sums.sum_C, part)
 
 
 @dataclass(frozen=True)
@@ -281,13 +348,18 @@ def run_head_chunks(
     """One pass: values, statistics, and the wanted gradients (hidden, weight, bias) of Σ_t weight_t·(CE_t + aux_t)."""
     run = ChunkedRun(problem)
     # Operands are already rounded to the autocast dtype; from there on nothing may be rounded again.
-    with torch.autocast(problem.products.device_type, enabled=False):
-        head = HeadProducts.of(problem)
+    with without_autocast(problem.products.device_type):
+        head, through_source = HeadProducts.of(problem), problem.through_source
+        if work is None:
+            work = TorchRows(problem.options.softcap, plan=problem.products, keep_slope=through_source and any(wanted))
         gradients = HeadGradients(problem, head, wanted, weight_T) if any(wanted) else None
         chunk: HeadChunk | None = None
-        for chunk in head_chunks(problem, back_projection=wanted[0], work=work, head=head):
+        for chunk in head_chunks(problem, back_projection=wanted[0] and not through_source, work=work, head=head):
             run.keep(chunk)
-            if gradients is not None:
+            if gradients is not None and through_source:
+                source_CV = chunk_source(work, problem.shard, chunk, chunk.weighted(weight_T), through_softcap=True)
+                gradients.add_source(chunk, source_CV)
+            elif gradients is not None:
                 gradients.add(chunk)
         run.join()
         del chunk  # frees the V-wide buffers before a gradient is copied to 16 bits
@@ -320,15 +392,16 @@ def head_chunks(
     token_bytes = shard.widest * (work.buffers * problem.dtype.itemsize + 2 * products.narrow)
     bounds = options.chunk_bounds(targets.index_T.shape[0], token_bytes, products.device_type)
     spans = token_spans(problem.tokens, bounds)
-    longest = max([length for _, length, _ in spans], default=0)
+    longest = spans[0][1] if spans else 0
     buffers_BCV = empty_rows(work.buffers, longest, problem.vocab, problem.dtype, products, problem.hidden_TD)
     narrow_CV = empty_narrow(products, longest, problem.vocab, problem.hidden_TD)
 
     for (tokens, length, token_chunk), operand_CD in with_hidden(spans, problem.hidden_TD.detach()):
-        index_C, has_target_C = shard.local_targets(targets.index_T[tokens])
+        index_C, has_target_C = shard.local_targets(at_tokens(targets.index_T, tokens))
+        chunk_BCV = buffers_BCV if length == longest else buffers_BCV[:, :length]
 
         # Product 1, h Wᵀ: the logits s(W u + b), in the first buffer. The row pass then overwrites them with E.
-        z_CV = buffers_BCV[0, :length]
+        z_CV = chunk_BCV[0]
         if problem.rounding is not None:
             operand_CD = operand_CD.to(problem.rounding)
         hidden_CD = operand_CD.to(problem.dtype)
@@ -341,14 +414,15 @@ def head_chunks(
             z_CV.add_(bias_V)
         rows = row_pass(
             work,
-            buffers_BCV[:, :length],
+            chunk_BCV,
             None if narrow_CV is None else narrow_CV[:length],
             index_C,
             norm=plan.p_norm,
-            mean=plan.mu_residual,
+            mean=plan.mu_residual or problem.through_source,
             drop=drop,
+            argmax=plan.predicted,
         )
-        sums, share = join_row_sums(shard, rows.sums, has_target_C, drop=drop)
+        sums, share = join_row_sums(shard, rows.sums, has_target_C, drop=drop, argmax=plan.predicted)
 
         # Product 2, E W = S·Wᵀp: for the gain and for dh. Product 3, Eᵀ(s∘h), is that of dW (`HeadGradients`).
         projected_CD = target_rows_CD = None
@@ -367,17 +441,21 @@ def head_chunks(
             assert projected_CD is not None
             assert mean_row_D is not None
             energy_C = mean_energy(sums.sum_C, rows.e_CV, hidden_CD, projected_CD, mean_row_D, bias_V, mean_bias)
+        valid_C = at_tokens(targets.valid_T, tokens)
         stats = chunk_stats(
             plan,
             sums,
-            targets.valid_T[tokens],
+            valid_C,
             shard.total,
+            all_valid=targets.all_valid,
             mu_C=mu_C,
             mean_energy_C=energy_C,
             projected_CD=projected_CD,
             mean_row_D=mean_row_D,
             logit_scale=scale,
         )
+        # Under softcap the mean is not a coordinate and stays out of the record, but label smoothing uses it.
+        smoothed = replace(stats, mu=sums.mean_logit_C) if problem.through_source else stats
         yield HeadChunk(
             tokens=tokens,
             index_C=index_C,
@@ -385,7 +463,8 @@ def head_chunks(
             sums=sums,
             share=share,
             stats=stats,
-            loss=token_loss(stats, options.objective, options.label_smoothing),
+            loss=token_loss(smoothed, options.objective, options.label_smoothing),
+            counted_C=None if targets.all_valid else valid_C,
             hidden_CD=hidden_CD,
             target_slope_C=None if options.softcap is None else softcap_slope(sums.target_logit_C, options.softcap),
             projected_CD=projected_CD,
@@ -426,24 +505,32 @@ def _run_logits_chunks(problem: LogitsProblem, wanted: tuple[bool, ...], weight_
     grad_TV = torch.zeros_like(logits_TV) if wanted[0] else None
     token_bytes = shard.widest * problem.dtype.itemsize * work.buffers
     bounds = options.chunk_bounds(logits_TV.shape[0], token_bytes, problem.products.device_type)
-    longest = max((stop - start for start, stop in bounds), default=0)
+    longest = bounds[0][1] if bounds else 0
     buffers_BCV = logits_TV.new_empty((work.buffers, longest, vocab), dtype=problem.dtype)
-    with torch.autocast(logits_TV.device.type, enabled=False):
+    with without_autocast(logits_TV.device.type):
         head = mean_row_D = projected_CD = None
         if problem.weight_VD is not None and plan.gain:
             head = HeadProducts(problem.weight_VD[:vocab], problem.dtype, None, problem.products)
             mean_row_D = shard.mean(head.mean()) if plan.gain_centered else None
         for start, stop in bounds:
             tokens = slice(start, stop)
-            valid_C = targets.valid_T[tokens]
-            index_C, has_target_C = shard.local_targets(targets.index_T[tokens])
+            valid_C = at_tokens(targets.valid_T, tokens)
+            index_C, has_target_C = shard.local_targets(at_tokens(targets.index_T, tokens))
             # Rows are copied to a buffer, which is reused: the caller's logits are never overwritten.
             z_CV = buffers_BCV[0, : stop - start].copy_(logits_TV[tokens, :vocab])
             if scale != 1:
                 z_CV.mul_(scale)
-            sums_wanted = {"norm": plan.p_norm, "mean": plan.mu or options.uses_mean, "drop": plan.entropy}
-            rows = row_pass(work, buffers_BCV[:, : stop - start], None, index_C, **sums_wanted)
-            sums, share = join_row_sums(shard, rows.sums, has_target_C, drop=plan.entropy)
+            rows = row_pass(
+                work,
+                buffers_BCV[:, : stop - start],
+                None,
+                index_C,
+                norm=plan.p_norm,
+                mean=plan.mu or options.uses_mean,
+                drop=plan.entropy,
+                argmax=plan.predicted,
+            )
+            sums, share = join_row_sums(shard, rows.sums, has_target_C, drop=plan.entropy, argmax=plan.predicted)
             if head is not None:
                 projected_CD = head.back_project(product_exp(rows.e_CV, problem.products))
                 if not shard.whole:
@@ -454,6 +541,7 @@ def _run_logits_chunks(problem: LogitsProblem, wanted: tuple[bool, ...], weight_
                 sums,
                 valid_C,
                 shard.total,
+                all_valid=targets.all_valid,
                 mu_C=mean_C,
                 projected_CD=projected_CD,
                 mean_row_D=mean_row_D,
@@ -462,10 +550,11 @@ def _run_logits_chunks(problem: LogitsProblem, wanted: tuple[bool, ...], weight_
             check_mean(mean_C, valid_C, options)
             # Under softcap the mean is not a coordinate and stays out of the record, but label smoothing uses it.
             loss = token_loss(replace(stats, mu=mean_C), options.objective, options.label_smoothing)
-            chunk = Chunk(tokens, index_C, rows, sums, share, stats, loss)
+            counted_C = None if targets.all_valid else valid_C
+            chunk = Chunk(tokens, index_C, rows, sums, share, stats, loss, counted_C)
             run.keep(chunk)
             if grad_TV is not None:
-                weighted = chunk.weighted(loss.coefficients, weight_T)
+                weighted = chunk.weighted(weight_T)
                 grad_CV = chunk_source(work, shard, chunk, weighted, through_softcap=True)
                 grad_TV[tokens, :vocab] = grad_CV if scale == 1 else grad_CV.mul_(scale)
     run.join()

@@ -12,7 +12,7 @@ import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import ParamSpec, TypeVar, Unpack
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +21,15 @@ from torch.distributed import ProcessGroup
 from zloss.distributed import is_dtensor
 from zloss.head.arguments import (
     DenominatorName,
+    LossParts,
     Targets,
-    check_rows,
     prepare_head,
     prepare_logits,
-    refuse_smoothed_softcap,
 )
 from zloss.head.chunked import chunked_head_loss, chunked_logits_loss
 from zloss.head.options import HeadKeywords, HeadOptions, prefers_triton, resolve_backend, shows_options
 from zloss.head.reference import dense_head_loss, dense_logits_loss
+from zloss.head.sharded import SumOverTokens, TokenShard
 from zloss.objectives import Objective
 from zloss.statistics import TokenStats
 from zloss.tensors import compute_dtype
@@ -150,7 +150,9 @@ def logits_loss(
     """The loss of `head_loss` from `logits` [..., V]; `weight` [V, D] is needed only for the gain (and gain-aware Z-loss).
 
     `logit_scale` and `softcap` are applied to `logits` here: leave both at their defaults if the model has already applied them.
-    For vocabulary-parallel logits pass a DTensor with Shard(-1), or the local columns and `group=`. The caller's logits are
+    For vocabulary-parallel logits pass a DTensor with Shard(-1), or the local columns and `group=`. Logits may also be a
+    DTensor that is sharded over tokens, with the targets of all of them: every rank returns the loss of all tokens, and the
+    gradient is sharded as the logits are. The caller's logits are
     never overwritten. 16-bit logits are read in fp32; what their storage has lost cannot be recovered (paper
     sec:precision_link).
 
@@ -184,16 +186,14 @@ def _compute_head_loss(
         group=group,
     )
     backend = resolve_backend(options.backend, hidden.device, problem.dtype)
-    if backend == "dense":
+    if backend == "dense" or (options.reduction == "none" and torch.compiler.is_compiling()):
         parts = dense_head_loss(problem)
-    else:
-        refuse_smoothed_softcap(options)
-        if backend == "triton":
-            from zloss.head.triton import triton_head_loss
+    elif backend == "triton":
+        from zloss.head.triton import triton_head_loss
 
-            parts = triton_head_loss(problem)
-        else:
-            parts = chunked_head_loss(problem)
+        parts = triton_head_loss(problem)
+    else:
+        parts = chunked_head_loss(problem)
     loss, cross_entropy, auxiliary, stats = parts
     if problem.nonfinite_mask_T is not None:
         stats = replace(stats, row_max=stats.row_max.masked_fill(problem.nonfinite_mask_T, torch.nan))
@@ -223,14 +223,25 @@ def _compute_logits_loss(
         parts = triton_logits_loss(problem)
     else:
         parts = chunked_logits_loss(problem)
+    if problem.tokens is not None:
+        parts = _of_all_tokens(problem.tokens, *parts)
     return _output(problem.targets, *parts)
+
+
+def _of_all_tokens(
+    tokens: TokenShard, loss: Tensor, cross_entropy: Tensor, auxiliary: Tensor, stats: TokenStats
+) -> LossParts:
+    """The parts of a backend for the tokens of all ranks, from those of the local tokens."""
+    whole, ce, aux = (SumOverTokens.apply(part, tokens) for part in (loss, cross_entropy, auxiliary))  # type: ignore[no-untyped-call]
+    columns = {field.name: getattr(stats, field.name) for field in fields(stats)}
+    gathered: dict[str, Any] = {name: tokens.gather(x) for name, x in columns.items() if isinstance(x, Tensor)}
+    return whole, ce, aux, replace(stats, **gathered)
 
 
 def _output(
     targets: Targets, loss: Tensor, cross_entropy: Tensor, auxiliary: Tensor, stats: TokenStats
 ) -> HeadLossOutput:
     """The parts of a backend in the shape of `target`, with their denominator."""
-    check_rows(stats)
     if targets.reduction == "none":
         loss, cross_entropy, auxiliary = (part.reshape(targets.shape) for part in (loss, cross_entropy, auxiliary))
     return HeadLossOutput(
@@ -263,28 +274,32 @@ def outside_compile(function: Callable[P, R], unless: Callable[P, bool] | None =
     return call
 
 
-def _is_traceable(options: HeadOptions, device: torch.device, *tensors: Tensor | None) -> bool:
-    """Whether a compiler may trace a loss of these tensors: the Triton backend is built from custom ops."""
-    in_triton = options.backend == "triton" or (
-        options.backend == "auto" and prefers_triton(device, compute_dtype(*tensors))
-    )
-    return in_triton and not any(is_dtensor(tensor) for tensor in tensors)
+def _is_traceable(*tensors: Tensor | None) -> bool:
+    """Whether a compiler may trace a loss of these tensors: DTensors compare what their ranks hold."""
+    return not any(is_dtensor(tensor) for tensor in tensors)
 
 
-# Three cases cannot be traced: per-token losses of hidden states, which compute the chunks again in backward, a buffer for
-# dW, which is written in forward, and ranks, which compare their arguments.
+# Two cases cannot be traced: a buffer for dW, which is written in forward, and ranks, which compare their arguments. Of
+# hidden states, per-token losses keep the logits [T, V] in a compiled graph; in Triton they break it instead, because the
+# backward pass that recomputes the chunks cannot be traced.
 _head_loss = outside_compile(
     _compute_head_loss,
     unless=lambda hidden, weight, target, bias, options, normalizer, token_weight, weight_grad_buffer, group: (
         group is None
         and weight_grad_buffer is None
-        and options.reduction != "none"
-        and _is_traceable(options, hidden.device, hidden, weight, bias)
+        and not (options.reduction == "none" and _runs_triton(options, hidden, weight, bias))
+        and _is_traceable(hidden, weight, bias)
     ),
 )
 _logits_loss = outside_compile(
     _compute_logits_loss,
     unless=lambda logits, target, weight, options, normalizer, token_weight, group: (
-        group is None and _is_traceable(options, logits.device, logits, weight)
+        group is None and _is_traceable(logits, weight)
     ),
 )
+
+
+def _runs_triton(options: HeadOptions, hidden: Tensor, *others: Tensor | None) -> bool:
+    if options.backend != "auto":
+        return options.backend == "triton"
+    return prefers_triton(hidden.device, compute_dtype(hidden, *others))

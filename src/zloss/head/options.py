@@ -95,14 +95,15 @@ class HeadOptions:
             raise InputError(
                 f"`objective` is expected to be an Objective such as zloss.CenteredZLoss(1e-4), but got {self.objective!r}."
             )
+        values = self.__dict__
         for name, number in _NUMBERS.items():
-            number.check(name, getattr(self, name))
+            if values[name] is not getattr(HeadOptions, name):
+                number.check(name, values[name])
         check_reduction(self.reduction)
         for name, known in _NAMES.items():
-            value = getattr(self, name)
-            if not isinstance(value, str) or value not in known:
-                raise UnknownNameError(name, value, known)
-        # Label smoothing alone may pass: the dense backend and losses of logits have the mean of softcapped logits.
+            if not isinstance(values[name], str) or values[name] not in known:
+                raise UnknownNameError(name, values[name], known)
+        # Label smoothing alone may pass: the mean of softcapped logits is no coordinate, but its loss is well defined.
         if self.softcap is not None and self._objective_uses_mean:
             self.refuse_missing_mean(
                 "`softcap` is not shift-invariant: centering would change the model. "

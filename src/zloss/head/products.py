@@ -170,12 +170,17 @@ class HeadProducts:
 
     @classmethod
     def of(cls, problem: HeadProblem) -> HeadProducts:
-        return cls(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding, problem.products)
+        weight_VD, vocab = problem.weight_VD, problem.vocab
+        inside_VD = weight_VD if weight_VD.shape[0] == vocab else weight_VD[:vocab]
+        return cls(inside_VD, problem.dtype, problem.rounding, problem.products)
 
     def logits_(self, hidden_CD: Tensor, out_CV: Tensor) -> None:
         """out = h Wᵀ, for h in compute precision, or in 16 bits where the device takes that."""
         if hidden_CD.dtype != self._dtype:
             _multiply(hidden_CD, self._rounded_VD.t(), out_CV)
+            return
+        if self._whole:
+            torch.mm(hidden_CD, self._weight_VD.t(), out=out_CV)
             return
         for block in self._blocks():
             _multiply(hidden_CD, self._wide(self._weight_VD[block]).t(), out_CV[:, block])
@@ -186,6 +191,8 @@ class HeadProducts:
         `e_CV` is E times the plan's scale.
         """
         plan, unit = self._plan, self._unit
+        if self._whole and not plan.narrow:
+            return torch.mm(e_CV, self._weight_VD)
         out_CD = e_CV.new_zeros(e_CV.shape[0], self.width, dtype=self._dtype)
         if plan.narrow and plan.takes_16_bit:
             _accumulate(out_CD, e_CV, self._factor(), plan, first=True)
@@ -330,7 +337,9 @@ class HeadGradients:
             self._unit = _power_of_two(largest_w * scaled_h, _FACTOR_EXPONENT)
             self._bias_unit = _power_of_two(largest_w, _FACTOR_EXPONENT)
         dtype, device, shape_VD = problem.dtype, problem.hidden_TD.device, problem.weight_VD.shape
-        self._hidden_TD = torch.empty(problem.hidden_TD.shape, dtype=dtype, device=device) if hidden else None
+        self._wants_hidden = hidden
+        self._hidden_TD: Tensor | None = None
+        """dh; a single chunk leaves its own, otherwise it is allocated with the first."""
         self._bias_V = torch.zeros(shape_VD[0], dtype=dtype, device=device) if bias else None
         self._weight_VD: Tensor | None = None
         self._empty = problem.weight_grad_buffer is None
@@ -350,15 +359,15 @@ class HeadGradients:
 
     def add(self, chunk: HeadChunk) -> None:
         """Add the gradients of a chunk; its E W is consumed."""
-        whole = chunk.weighted(chunk.loss.coefficients, self._weight_T)
+        whole = chunk.weighted(self._weight_T)
         assert whole.b is not None
         if chunk.target_slope_C is not None:
-            b_C = torch.where(chunk.stats.valid, whole.b * chunk.target_slope_C, 0)
-            whole = replace(whole, b=b_C)
+            b_C = whole.b * chunk.target_slope_C
+            whole = replace(whole, b=b_C if chunk.counted_C is None else torch.where(chunk.counted_C, b_C, 0))
         local = chunk.share.local(whole)
         assert local.b is not None
-        if self._hidden_TD is not None:
-            self._add_hidden(chunk, whole, local, self._hidden_TD)
+        if self._wants_hidden:
+            self._add_hidden(chunk, whole, local)
         if self._weight_VD is not None:
             if self._problem.vocab:
                 self._add_weight(chunk, local.a, local.b, self._weight_VD[: self._problem.vocab])
@@ -374,28 +383,57 @@ class HeadGradients:
                 uniform = local.g.sum()
                 self._uniform = uniform if self._uniform is None else self._uniform + uniform
 
-    def _add_hidden(self, chunk: HeadChunk, whole: Coefficients, local: Coefficients, out_TD: Tensor) -> None:
-        """Write dh of a chunk to its tokens, from the coefficients of the whole vocabulary or those of the local rows."""
-        shard, token_chunk = self._problem.shard, chunk.token_chunk
-        if not self._problem.partial_projection:
-            grad_CD = self._hidden_gradient(chunk, whole)
+    def add_source(self, chunk: HeadChunk, source_CV: Tensor) -> None:
+        """Add the gradients of a chunk from its source δ [C, V] at the logits before any softcap: δW, δᵀh and Σ_t δ_t."""
+        inside = slice(self._problem.vocab)
+        if self._wants_hidden:
+            grad_CD = self._head.back_project(source_CV)
+            self._place_hidden(chunk, grad_CD, partial=not self._problem.shard.whole)
+        if self._weight_VD is not None:
+            self._head.add_outer_(self._weight_VD[inside], source_CV, chunk.hidden_CD, first=self._empty)
+            self._empty = False
+        if self._bias_V is not None:
+            self._bias_V[inside] += source_CV.sum(dim=0)
+
+    def _add_hidden(self, chunk: HeadChunk, whole: Coefficients, local: Coefficients) -> None:
+        """Add dh of a chunk, from the coefficients of the whole vocabulary or those of the local rows."""
+        shard, partial = self._problem.shard, self._problem.partial_projection
+        if not partial:
+            coefficients = whole
+        else:  # the first rank adds the term along w̄, which every rank knows
+            first_rank = shard.group is not None and shard.group.rank() == 0
+            coefficients = local if first_rank else replace(local, g=None)
+        self._place_hidden(chunk, self._hidden_gradient(chunk, coefficients), partial=partial)
+
+    def _place_hidden(self, chunk: HeadChunk, grad_CD: Tensor, *, partial: bool) -> None:
+        """Write dh of a chunk to its tokens; `partial` is a term of it, to be summed over ranks."""
+        problem, token_chunk = self._problem, chunk.token_chunk
+        if problem.shard.whole and grad_CD.shape == problem.hidden_TD.shape:
+            self._hidden_TD = grad_CD
+            return
+        if self._hidden_TD is None:
+            self._hidden_TD = self._empty_hidden()
+        out_TD = self._hidden_TD
+        if not partial:
             if token_chunk is None:
                 out_TD[chunk.tokens] = grad_CD
             else:
                 out_TD[token_chunk.local_rows] = grad_CD[token_chunk.local_in_chunk]
             return
-        # A sum over ranks, in parallel with the products of this chunk's dW and of the next chunk. The first rank adds the
-        # term along w̄, which every rank knows.
-        first_rank = shard.group is not None and shard.group.rank() == 0
-        grad_CD = self._hidden_gradient(chunk, local if first_rank else replace(local, g=None))
+        # The sum over ranks runs in parallel with the products of this chunk's dW and of the next chunk.
         if token_chunk is None:
             place_CD = out_TD[chunk.tokens]
             place_CD.copy_(grad_CD)
-            self._pending.append(shard.start_sum_(place_CD).wait)
+            self._pending.append(problem.shard.start_sum_(place_CD).wait)
             return
         while self._pending:  # each of these sums has a buffer: one at a time
             self._pending.pop()()
         self._pending.append(token_chunk.start_scatter(grad_CD, out_TD))
+
+    def _empty_hidden(self) -> Tensor:
+        return torch.empty_like(
+            self._problem.hidden_TD, dtype=self._problem.dtype, memory_format=torch.contiguous_format
+        )
 
     def _hidden_gradient(self, chunk: HeadChunk, coefficients: Coefficients) -> Tensor:
         """a·E W − b·W[y] − g·w̄."""
@@ -414,7 +452,7 @@ class HeadGradients:
 
     def _add_weight(self, chunk: HeadChunk, a_C: Tensor, b_C: Tensor, total_VD: Tensor) -> None:
         """Eᵀ(a∘h) − onehotᵀ(b∘h). The weights of the tokens multiply h and not E, which is V wide."""
-        e_CV, max_index_C, index_C = chunk.rows.e_CV, chunk.rows.max_index_C, chunk.index_C
+        e_CV, max_index_C, index_C = chunk.rows.e_CV, chunk.rows.sums.max_index_C, chunk.index_C
         hidden_CD = chunk.hidden_CD if self._unit is None else chunk.hidden_CD * self._unit
         weighted_CD = hidden_CD * a_C.unsqueeze(1)
         picked_CD = hidden_CD * b_C.unsqueeze(1)
@@ -456,6 +494,8 @@ class HeadGradients:
             if self._uniform is not None:
                 self._bias_V[: shard.rows].sub_(self._uniform / shard.total)
             self._bias_V.mul_(scale)
+        if self._wants_hidden and self._hidden_TD is None:
+            self._hidden_TD = self._empty_hidden()  # there is no token
         if self._hidden_TD is not None and scale != 1:
             self._hidden_TD.mul_(scale)
         return self._hidden_TD, self._finished_weight(), self._bias_V
@@ -472,16 +512,18 @@ class HeadGradients:
         last_pass = uniform_D is not None or unit is not None
         if last_pass and buffer is None and problem.weight_VD.dtype == torch.bfloat16:
             out_VD = torch.empty_like(self._weight_VD, dtype=torch.bfloat16)
-        inside_VD, out_inside_VD = self._weight_VD[:vocab], out_VD[:vocab]
-        if unit is not None and uniform_D is not None:
-            torch.addcmul(-uniform_D, inside_VD, 1 / unit, out=out_inside_VD)
-        elif unit is not None:
-            torch.div(inside_VD, unit, out=out_inside_VD)
-        elif uniform_D is not None:
-            torch.sub(inside_VD, uniform_D, out=out_inside_VD)
+        if last_pass:
+            inside_VD, out_inside_VD = self._weight_VD[:vocab], out_VD[:vocab]
+            if unit is not None and uniform_D is not None:
+                torch.addcmul(-uniform_D, inside_VD, 1 / unit, out=out_inside_VD)
+            elif unit is not None:
+                torch.div(inside_VD, unit, out=out_inside_VD)
+            elif uniform_D is not None:
+                torch.sub(inside_VD, uniform_D, out=out_inside_VD)
         if buffer is not None:
             return None
-        out_VD[vocab:].zero_()
+        if vocab < out_VD.shape[0]:
+            out_VD[vocab:].zero_()
         return out_VD
 
 

@@ -13,15 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, Targets, check_mean
+from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, Targets, check_mean, check_rows
 from zloss.head.options import HeadOptions
 from zloss.head.rows import softcap_slope, softcapped
 from zloss.statistics import StatisticsPlan, TokenStats
+from zloss.tensors import without_autocast
 
 
 def dense_head_loss(problem: HeadProblem) -> LossParts:
     """The head loss from whole logits, with gradient to hidden, weight and bias."""
-    with torch.autocast(problem.hidden_TD.device.type, enabled=False):
+    with without_autocast(problem.hidden_TD.device.type):
         logits_TV, stats = dense_head_logits(problem)
         return _dense_loss(_without_ignored(logits_TV, problem.targets), problem.targets, problem.options, stats)
 
@@ -29,7 +30,7 @@ def dense_head_loss(problem: HeadProblem) -> LossParts:
 def dense_logits_loss(problem: LogitsProblem) -> LossParts:
     """The loss of logits you already have, with gradient to them."""
     options, targets = problem.options, problem.targets
-    with torch.autocast(problem.logits_TV.device.type, enabled=False):
+    with without_autocast(problem.logits_TV.device.type):
         inside_TV = problem.logits_TV[:, : problem.vocab].to(problem.dtype)
         with torch.no_grad():
             whole_TV = _final_logits(inside_TV, options)
@@ -67,6 +68,7 @@ def _dense_loss(logits_TV: Tensor, targets: Targets, options: HeadOptions, stats
     ce_T = F.cross_entropy(logits_TV, targets.index_T, reduction="none", label_smoothing=options.label_smoothing)
     active = options.objective.active
     aux_T = options.objective.penalty(logits_TV, stats.gain) if active else torch.zeros_like(ce_T)
+    check_rows(stats)
     ce, aux = targets.reduced(ce_T), targets.reduced(aux_T)
     return ce + aux, ce.detach(), aux.detach(), stats
 
@@ -149,5 +151,6 @@ def _dense_stats(
         gain=gain_T,
         gain_centered=gain_centered_T,
         entropy=entropy_T,
+        predicted=logits_TV.argmax(dim=1) if plan.predicted else None,
         mu_residual=None if shift_T is None or mean_T is None else mean_T - shift_T,
     )

@@ -32,6 +32,8 @@ class RowSums:
     drop_C: Tensor | None = None
     """Σ exp(z − m)·(m − z), so that the entropy is log S + drop / S."""
     mean_logit_C: Tensor | None = None
+    max_index_C: Tensor | None = None
+    """Column of the largest logit, the first on ties."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class RowPass:
     """From which the same RowWork forms a source: E, or the logits themselves."""
     slope_CV: Tensor | None = None
     """The slope of the softcap, if it is kept."""
-    max_index_C: Tensor | None = None
-    """Column of the largest logit, the first on ties; None if E stays in compute precision."""
+    all_have_exp: bool = False
+    """Every row is known to have an E; False where values cannot be read."""
 
 
 class RowWork(Protocol):
@@ -59,11 +61,19 @@ class RowWork(Protocol):
     """How the products use E."""
 
     def statistics(
-        self, buffers_BCV: Tensor, narrow_CV: Tensor | None, index_C: Tensor, *, norm: bool, mean: bool, drop: bool
+        self,
+        buffers_BCV: Tensor,
+        narrow_CV: Tensor | None,
+        index_C: Tensor,
+        *,
+        norm: bool,
+        mean: bool,
+        drop: bool,
+        argmax: bool,
     ) -> RowPass:
         """Softcap, row sums and E; the buffers are consumed. `narrow_CV` receives E if the products use it in 16 bits.
 
-        `norm`, `mean`, `drop`: which optional sums are needed.
+        `norm`, `mean`, `drop`, `argmax`: which optional numbers of a row are needed.
         """
         ...
 
@@ -91,7 +101,15 @@ class TorchRows:
         self.buffers = 1 + (softcap is not None) + self._keep_slope
 
     def statistics(
-        self, buffers_BCV: Tensor, narrow_CV: Tensor | None, index_C: Tensor, *, norm: bool, mean: bool, drop: bool
+        self,
+        buffers_BCV: Tensor,
+        narrow_CV: Tensor | None,
+        index_C: Tensor,
+        *,
+        norm: bool,
+        mean: bool,
+        drop: bool,
+        argmax: bool,
     ) -> RowPass:
         z_CV = buffers_BCV[0]
         if self._softcap is not None:
@@ -99,12 +117,13 @@ class TorchRows:
         target_logit_C = z_CV.gather(1, index_C.unsqueeze(1)).squeeze(1)
         mean_logit_C = z_CV.mean(dim=1) if mean else None
         # One pair (m, S), which forward and backward share.
+        max_index_C = row_argmax(z_CV) if argmax or self.plan.narrow else None
         row_max_C = z_CV.amax(dim=1)
         z_CV.sub_(row_max_C.unsqueeze(1)).exp_()
         sum_C, norm_C = z_CV.sum(dim=1), row_norm(z_CV) if norm else None
         # log E = z − m unless E underflowed to 0, where E·(z − m) is negligible.
         drop_C = -torch.xlogy(z_CV, z_CV).sum(dim=1) if drop else None
-        sums = RowSums(row_max_C, sum_C, target_logit_C, norm_C, drop_C, mean_logit_C)
+        sums = RowSums(row_max_C, sum_C, target_logit_C, norm_C, drop_C, mean_logit_C, max_index_C)
         e_CV, kept_CV = z_CV, None
         if self._softcap is not None:
             slope_CV = buffers_BCV[-1]
@@ -112,11 +131,10 @@ class TorchRows:
             kept_CV = slope_CV if self._keep_slope else None
         # E is 0 in rows that have none, so that a coefficient of 0 gives a gradient of 0 and not 0·NaN. A token that counts
         # still has a loss and gradients of NaN, through S.
-        undefined_C = ~has_exp(sums)
-        if not may_read(undefined_C) or bool(undefined_C.any()):
-            e_CV.masked_fill_(undefined_C.unsqueeze(1), 0)
-        max_index_C = z_CV.argmax(dim=1) if self.plan.narrow else None
-        return RowPass(sums, product_exp(e_CV, self.plan, narrow_CV), z_CV, kept_CV, max_index_C)
+        all_have_exp = _all_have_exp(sum_C)
+        if not all_have_exp:
+            e_CV.masked_fill_(~has_exp(sums).unsqueeze(1), 0)
+        return RowPass(sums, product_exp(e_CV, self.plan, narrow_CV), z_CV, kept_CV, all_have_exp)
 
     def source(
         self, rows: RowPass, index_C: Tensor, valid_C: Tensor, coefficients: Coefficients, *, through_softcap: bool
@@ -131,6 +149,23 @@ class TorchRows:
             source_CV.mul_(rows.slope_CV)
         # Rows of ignored tokens may have held NaN or infinities, and 0·NaN is not 0.
         return source_CV.masked_fill_(~valid_C.unsqueeze(1), 0)
+
+
+def row_argmax(z_CV: Tensor) -> Tensor:
+    """arg max of every row, the first on ties. On the CPU torch.argmax reads one number at a time, which takes ten times as
+    long as a maximum: so it sees one block of every row, the first that has the largest of the blocks' maxima."""
+    vocab = z_CV.shape[1]
+    width = 512
+    if z_CV.device.type != "cpu" or vocab < 8 * width:
+        return z_CV.argmax(dim=1)
+    blocks = vocab // width
+    tops_CB = z_CV[:, : blocks * width].view(-1, blocks, width).amax(dim=2)
+    if vocab % width:
+        tops_CB = torch.cat([tops_CB, z_CV[:, -(vocab % width) :].amax(dim=1, keepdim=True)], dim=1)
+    # A last block that is cut short starts earlier, among columns that are all below the maximum.
+    start_C1 = (tops_CB.argmax(dim=1, keepdim=True) * width).clamp_max(vocab - width)
+    block_CB = z_CV.gather(1, start_C1 + torch.arange(width))
+    return (start_C1 + block_CB.argmax(dim=1, keepdim=True)).squeeze(1)
 
 
 _NORM_BLOCK = 512
@@ -161,6 +196,13 @@ def has_exp(sums: RowSums) -> Tensor:
     return torch.isfinite(sums.sum_C) & (sums.sum_C > 0)
 
 
+def _all_have_exp(sum_C: Tensor) -> bool:
+    """Whether every row is known to have an E."""
+    if not may_read(sum_C) or not sum_C.numel():
+        return False
+    return float(sum_C.min()) > 0  # NaN if one sum is; with a finite maximum no sum is above V
+
+
 def row_pass(
     work: RowWork,
     buffers_BCV: Tensor,
@@ -170,10 +212,11 @@ def row_pass(
     norm: bool,
     mean: bool,
     drop: bool,
+    argmax: bool,
 ) -> RowPass:
     """The row work on the local logits. A rank without rows has no maximum, and sums of 0."""
     if buffers_BCV.shape[2]:
-        return work.statistics(buffers_BCV, narrow_CV, index_C, norm=norm, mean=mean, drop=drop)
+        return work.statistics(buffers_BCV, narrow_CV, index_C, norm=norm, mean=mean, drop=drop, argmax=argmax)
     empty_CV = buffers_BCV[0]
     zero_C = empty_CV.new_zeros(empty_CV.shape[0])
     sums = RowSums(
@@ -183,9 +226,9 @@ def row_pass(
         norm_C=zero_C if norm else None,
         drop_C=zero_C if drop else None,
         mean_logit_C=zero_C if mean else None,
+        max_index_C=zero_C.long(),
     )
-    index_C = torch.zeros(empty_CV.shape[0], dtype=torch.int64, device=empty_CV.device)
-    return RowPass(sums, empty_CV if narrow_CV is None else narrow_CV, empty_CV, max_index_C=index_C)
+    return RowPass(sums, empty_CV if narrow_CV is None else narrow_CV, empty_CV)
 
 
 _ALIGNMENT = 64
@@ -194,7 +237,9 @@ _ALIGNMENT = 64
 
 def empty_rows(count: int, tokens: int, vocab: int, dtype: torch.dtype, plan: ProductPlan, like: Tensor) -> Tensor:
     """Allocate `count` V-wide tensors of a chunk, [count, C, V] on the device of `like`."""
-    columns = -(-vocab // _ALIGNMENT) * _ALIGNMENT if plan.device_type == "cuda" else vocab
+    if plan.device_type != "cuda":
+        return torch.empty((count, tokens, vocab), dtype=dtype, device=like.device)
+    columns = -(-vocab // _ALIGNMENT) * _ALIGNMENT
     return torch.empty((count, tokens, columns), dtype=dtype, device=like.device)[:, :, :vocab]
 
 
@@ -209,6 +254,7 @@ def chunk_stats(
     valid_C: Tensor,
     vocab: int,
     *,
+    all_valid: bool,
     mu_C: Tensor | None,
     mean_energy_C: Tensor | None = None,
     projected_CD: Tensor | None,
@@ -236,11 +282,11 @@ def chunk_stats(
     if plan.gain:
         assert projected_CD is not None
         assert sums.norm_C is not None
-        gain_C = abs(logit_scale) * torch.linalg.vector_norm(projected_CD, dim=1) / sums.norm_C
+        gain_C = _scaled(torch.linalg.vector_norm(projected_CD, dim=1), abs(logit_scale)) / sums.norm_C
         if plan.gain_centered:
             assert mean_row_D is not None
             centered_CD = torch.addcmul(projected_CD, sums.sum_C.unsqueeze(1), mean_row_D, value=-1)
-            gain_centered_C = abs(logit_scale) * torch.linalg.vector_norm(centered_CD, dim=1) / sums.norm_C
+            gain_centered_C = _scaled(torch.linalg.vector_norm(centered_CD, dim=1), abs(logit_scale)) / sums.norm_C
     if plan.mu_residual:
         assert sums.mean_logit_C is not None
         assert mu_C is not None
@@ -248,7 +294,7 @@ def chunk_stats(
     return TokenStats(
         row_max=sums.row_max_C,
         log_s=log_s_C,
-        target_logit=torch.where(valid_C, sums.target_logit_C, 0),
+        target_logit=sums.target_logit_C if all_valid else torch.where(valid_C, sums.target_logit_C, 0),
         valid=valid_C,
         vocab=vocab,
         mu=mu_C if plan.mu else None,
@@ -256,8 +302,13 @@ def chunk_stats(
         gain=gain_C,
         gain_centered=gain_centered_C,
         entropy=entropy_C,
+        predicted=sums.max_index_C if plan.predicted else None,
         mu_residual=mu_residual_C,
     )
+
+
+def _scaled(value_C: Tensor, scale: float) -> Tensor:
+    return value_C if scale == 1 else scale * value_C
 
 
 def mean_energy(

@@ -111,11 +111,11 @@ class RankShare:
 
 
 def join_row_sums(
-    shard: VocabularyShard, sums: RowSums, has_target_C: Tensor | None, *, drop: bool
+    shard: VocabularyShard, sums: RowSums, has_target_C: Tensor | None, *, drop: bool, argmax: bool
 ) -> tuple[RowSums, RankShare]:
-    """Row sums over the whole vocabulary from those of every rank: one MAX, one SUM.
+    """Row sums over the whole vocabulary from those of every rank: one MAX, one SUM, and one MAX for the arg max.
 
-    `drop`: whether the sum for the entropy is needed.
+    `drop`: whether the sum for the entropy is needed; `argmax`: whether the column of the largest logit is.
     """
     if has_target_C is None:
         return sums, RankShare()
@@ -140,7 +140,12 @@ def join_row_sums(
         summed["norm_C"] = summed["norm_C"].sqrt()
     if "mean_logit_C" in summed:
         summed["mean_logit_C"] = summed["mean_logit_C"] / shard.total
-    return RowSums(row_max_C, **summed), RankShare(factor_C, has_target_C)
+    max_index_C = None
+    if argmax and sums.max_index_C is not None:  # the first column among the ranks that have the maximum
+        here_C = sums.row_max_C == row_max_C
+        last = shard.total - 1
+        max_index_C = last - shard.max_(torch.where(here_C, last - shard.start - sums.max_index_C, 0))
+    return RowSums(row_max_C, **summed, max_index_C=max_index_C), RankShare(factor_C, has_target_C)
 
 
 def agree_on_shards(
@@ -211,15 +216,21 @@ class TokenShard:
         """Positions of the local tokens."""
         return self.places[self.group.rank()]
 
-    def gather_flags(self, local_flags: Tensor) -> Tensor:
-        """[T] of all tokens from a flag of the local ones; one small all-gather."""
+    def gather(self, local: Tensor) -> Tensor:
+        """[T] of all tokens from a number or flag of the local ones; one small all-gather."""
         most = max(len(place) for place in self.places)
-        everyone, work = _start_gather(local_flags.to(torch.int32).unsqueeze(1), most, self.group)
+        sent = local.to(torch.int32) if local.dtype == torch.bool else local
+        everyone, work = _start_gather(sent.unsqueeze(1), most, self.group)
         work.wait()
-        found = local_flags.new_zeros(torch.Size(self.leading).numel())
+        found = local.new_zeros(torch.Size(self.leading).numel())
         for place, values in zip(self.places, everyone.view(self.group.size(), most), strict=True):
-            found[place] = values[: len(place)].to(local_flags.dtype)
+            found[place] = values[: len(place)].to(local.dtype)
         return found
+
+    def sum_(self, value: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        dist.all_reduce(value, dist.ReduceOp.SUM, group=self.group)
+        return value
 
     def chunks(self, longest: int) -> list[TokenChunk]:
         """Chunks of at most about `longest` tokens, at least one of every rank."""
@@ -297,13 +308,20 @@ def token_spans(tokens: TokenShard | None, bounds: list[tuple[int, int]]) -> lis
     return [(chunk.tokens_C, len(chunk.tokens_C), chunk) for chunk in chunks]
 
 
+def at_tokens(x_T: Tensor, tokens: slice | Tensor) -> Tensor:
+    """The rows of x that belong to a chunk; x itself if those are all."""
+    if isinstance(tokens, slice) and tokens.start == 0 and tokens.stop == x_T.shape[0]:
+        return x_T
+    return x_T[tokens]
+
+
 def with_hidden(spans: list[Span], local_TD: Tensor) -> Iterator[tuple[Span, Tensor]]:
     """Every span with its hidden states [C, D]. Those of other ranks are fetched during the work on the span before."""
     chunks = [chunk for _, _, chunk in spans if chunk is not None]
     following = chunks[0].start_gather(local_TD) if chunks else None
     for place, span in enumerate(spans):
         if following is None:
-            yield span, local_TD[span[0]]
+            yield span, at_tokens(local_TD, span[0])
             continue
         current = following
         if place + 1 < len(chunks):
@@ -330,6 +348,8 @@ def local_head(
     Hidden states stay local where they are sharded over the tokens along the same group, unless `gather_tokens`; otherwise
     they are whole on every rank.
     """
+    if not any(is_dtensor(tensor) for tensor in (hidden, weight, bias, target, token_weight)):
+        return hidden, weight, bias, target, token_weight, group, None
     weight, group = _local_shard("weight", weight, 0, group)
     if bias is not None:
         bias, bias_group = _local_shard("bias", bias, 0)
@@ -342,16 +362,59 @@ def local_head(
     return _replicated("hidden", hidden), weight, bias, target, token_weight, group, None
 
 
+LocalLogits = tuple[Tensor, Tensor | None, Tensor, Tensor | None, ProcessGroup | None, TokenShard | None]
+"""(logits, weight, target, token_weight, group, token shard)."""
+
+
 def local_logits(
-    logits: Tensor, weight: Tensor | None, group: ProcessGroup | None
-) -> tuple[Tensor, Tensor | None, ProcessGroup | None]:
-    """The columns of this rank where the logits are a DTensor with Shard(-1), with the same rows of the head."""
+    logits: Tensor, weight: Tensor | None, target: Tensor, token_weight: Tensor | None, group: ProcessGroup | None
+) -> LocalLogits:
+    """The arguments as plain tensors: the columns of this rank where the logits are a DTensor with Shard(-1), with the same
+    rows of the head, or the tokens of this rank where they are sharded over tokens; whole targets."""
+    if not any(is_dtensor(tensor) for tensor in (logits, weight, target, token_weight)):
+        return logits, weight, target, token_weight, group, None
+    target = _replicated("target", target)
+    token_weight = None if token_weight is None else _replicated("token_weight", token_weight)
+    if (found := _token_shard(logits)) is not None:
+        if group is not None:
+            raise InputError(
+                "`logits` are a DTensor sharded over tokens, whose mesh names its group, but `group` was given too."
+            )
+        weight = None if weight is None else _replicated("weight", weight)
+        return found[0], weight, target, token_weight, None, found[1]
     logits, group = _local_shard("logits", logits, -1, group)
     if weight is not None:
         weight, weight_group = _local_shard("weight", weight, 0)
         if weight_group is not None and group is None:
             raise InputError("`weight` is sharded but `logits` are not: shard both along the vocabulary, or neither.")
-    return logits, weight, group
+    return logits, weight, target, token_weight, group, None
+
+
+def agree_on_tokens(target: Tensor, options: HeadOptions, group: ProcessGroup) -> None:
+    """Check that every rank of a group that divides the tokens has the targets of all of them, and the same options."""
+    shared = [
+        Shared(
+            tokens_fingerprint(target), "have different values in `target`: pass those of all tokens, or a DTensor."
+        ),
+        Shared(fingerprint(options), "call the loss with different options."),
+    ]
+    exchange([], shared, group, target.device)
+
+
+class SumOverTokens(torch.autograd.Function):
+    """The loss of all tokens, from that of the local ones: a sum over ranks, or one number per token in their order.
+
+    Every rank differentiates the whole loss, so the gradient of its own part is the upstream gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, tokens: TokenShard) -> Tensor:
+        ctx.places = tokens.local if local.dim() else None
+        return tokens.gather(local) if local.dim() else tokens.sum_(local.clone())
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        return upstream if ctx.places is None else upstream[ctx.places], None
 
 
 def _local_shard(
@@ -381,24 +444,29 @@ def _local_shard(
 
 
 def _local_tokens(hidden: Tensor, group: ProcessGroup) -> tuple[Tensor, TokenShard] | None:
-    """Local hidden states [..., D] and which tokens they are, where they are sharded over tokens along `group` and nothing
-    else; the gradient that comes back is that of the local tokens. None for any other tensor."""
-    if not is_dtensor(hidden):
+    """`_token_shard` where the tokens are divided over the ranks of `group`; None otherwise."""
+    found = _token_shard(hidden)
+    same = found is not None and dist.get_process_group_ranks(found[1].group) == dist.get_process_group_ranks(group)
+    return found if same else None
+
+
+def _token_shard(tensor: Tensor) -> tuple[Tensor, TokenShard] | None:
+    """The local part of a DTensor [..., X] and which tokens it is, where it is sharded over tokens and nothing else; the
+    gradient that comes back is that of the local tokens. None for any other tensor."""
+    if not is_dtensor(tensor):
         return None
-    sharded = [axis for axis, place in enumerate(hidden.placements) if not place.is_replicate()]
-    if len(sharded) != 1 or hidden.dim() < 2:
+    sharded = [axis for axis, place in enumerate(tensor.placements) if not place.is_replicate()]
+    if len(sharded) != 1 or tensor.dim() < 2:
         return None
-    place: Any = hidden.placements[sharded[0]]
-    mesh_group = hidden.device_mesh.get_group(sharded[0])
-    if not place.is_shard() or place.dim % hidden.dim() == hidden.dim() - 1:
+    place: Any = tensor.placements[sharded[0]]
+    if not place.is_shard() or place.dim % tensor.dim() == tensor.dim() - 1:
         return None
-    if dist.get_process_group_ranks(mesh_group) != dist.get_process_group_ranks(group):
-        return None
-    local = hidden.to_local(grad_placements=hidden.placements)
+    group = tensor.device_mesh.get_group(sharded[0])
+    local = tensor.to_local(grad_placements=tensor.placements)
     # The chunk layout of torch, in which ranks at the end may hold nothing.
-    leading = tuple(hidden.shape[:-1])
+    leading = tuple(tensor.shape[:-1])
     flat = torch.arange(torch.Size(leading).numel(), device=local.device)
-    pieces = flat.view(leading).chunk(group.size(), dim=place.dim % hidden.dim())
+    pieces = flat.view(leading).chunk(group.size(), dim=place.dim % tensor.dim())
     places = [piece.reshape(-1) for piece in pieces]
     places += [flat[:0]] * (group.size() - len(places))
     return local, TokenShard(leading, tuple(places), group)

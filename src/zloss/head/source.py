@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple, Unpack, get_args
+from typing import NamedTuple, Unpack, get_args
 
 import torch
 import torch.nn.functional as F
@@ -21,14 +21,14 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from zloss.errors import CoefficientError, InputError, ShapeError, UnknownNameError
-from zloss.head.arguments import HeadProblem, check_rows, prepare_head, refuse_smoothed_softcap
+from zloss.head.arguments import HeadProblem, check_rows, prepare_head
 from zloss.head.chunked import chunk_source, head_chunks
 from zloss.head.loss import outside_compile
 from zloss.head.options import HeadOptions, Reduction, SourceKeywords, check_reduction, resolve_backend, shows_options
 from zloss.head.products import HeadProducts
 from zloss.head.reference import dense_source
 from zloss.head.rows import RowWork, TorchRows, softcap_
-from zloss.objectives import Coefficients, Objective, StandardZLoss
+from zloss.objectives import Coefficients, Objective, Part, StandardZLoss
 from zloss.tensors import (
     at_least_fp32,
     check_differentiable,
@@ -36,9 +36,8 @@ from zloss.tensors import (
     check_not_all_meta,
     check_same_device,
     is_number,
+    without_autocast,
 )
-
-Part = Literal["z", "total"]
 
 
 @outside_compile
@@ -83,9 +82,7 @@ def head_source(
         gather_tokens=True,
     )
     chosen = resolve_backend(checked.backend, hidden.device, problem.dtype)
-    if chosen != "dense":
-        refuse_smoothed_softcap(checked)
-    with torch.autocast(hidden.device.type, enabled=False):
+    with without_autocast(hidden.device.type):
         if chosen == "dense":
             return dense_source(problem, auxiliary_only=part == "z")
         if chosen == "triton":
@@ -100,8 +97,7 @@ def _chunked_source(problem: HeadProblem, part: Part, work: RowWork) -> Tensor:
     out_TV = problem.hidden_TD.new_zeros((problem.hidden_TD.shape[0], problem.vocab), dtype=problem.dtype)
     for chunk in head_chunks(problem, back_projection=False, work=work):
         check_rows(chunk.stats)
-        coefficients = chunk.loss.coefficients if part == "total" else chunk.loss.auxiliary_coefficients
-        weighted = chunk.weighted(coefficients, problem.targets.weight_T)
+        weighted = chunk.weighted(problem.targets.weight_T, part)
         out_TV[chunk.tokens] = chunk_source(work, problem.shard, chunk, weighted, through_softcap=False)
     return out_TV
 
@@ -137,7 +133,7 @@ def head_gradient_rows(
     for start in range(0, problem.vocab, step):
         rows = slice(start, min(start + step, problem.vocab))
         # Operands are already rounded to the autocast dtype; from there on nothing may be rounded again.
-        with torch.autocast(hidden_TD.device.type, enabled=False):
+        with without_autocast(hidden_TD.device.type):
             p_TR = hidden_TD.new_empty((hidden_TD.shape[0], rows.stop - rows.start))
             HeadProducts(problem.weight_VD[rows], problem.dtype, problem.rounding).logits_(hidden_TD, p_TR)
             if bias_V is not None:
@@ -212,7 +208,7 @@ def centered_logits_from_raw(raw_logits: Tensor, hidden: Tensor, weight: Tensor,
     check_not_all_meta(raw_logits=raw_logits, hidden=hidden, weight=weight, bias=bias)
     check_differentiable(raw_logits=raw_logits, hidden=hidden, weight=weight, bias=bias)
     # The listing means fp32: autocast would round the common shift to 16 bits.
-    with torch.autocast(hidden.device.type, enabled=False):
+    with without_autocast(hidden.device.type):
         mean_w = at_least_fp32(weight).mean(dim=0, keepdim=True)
         mean_b = None if bias is None else at_least_fp32(bias).mean().view(1)
         common_shift = F.linear(at_least_fp32(hidden), mean_w, mean_b)

@@ -15,51 +15,37 @@ import torch
 import triton
 from torch import Tensor
 
-from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, check_mean
-from zloss.head.chunked import (
-    chunked_head_loss,
-    refuse_double_backward,
-    run_head_chunks,
-    stored_gradient,
-    wanted_gradients,
-)
+from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, check_mean, check_rows
+from zloss.head.chunked import chunked_head_loss, refuse_double_backward
 from zloss.head.options import Products, chunk_bounds
 from zloss.head.products import HeadProducts, ProductPlan, applied_exp, fp32_plan, plan_products
-from zloss.head.rows import RowPass, RowSums, chunk_stats, empty_narrow, has_exp
+from zloss.head.rows import RowPass, RowSums, chunk_stats, empty_narrow, has_exp, row_argmax, softcapped
 from zloss.head.triton_kernels import INTERPRETED, row_exp_kernel, row_source_kernel, row_statistics_kernel
 from zloss.objectives import Coefficients, token_loss
+from zloss.tensors import without_autocast
 
 
 def triton_head_loss(problem: HeadProblem) -> LossParts:
-    """The loss in chunks, with gradient to hidden, weight and bias.
-
-    For scalar reductions the gradients are formed in the forward pass, chunk by chunk, and handed to autograd by an op, so
-    that torch.compile can trace the whole loss. reduction="none" recomputes the chunks in backward, a buffer for dW is
-    changed, and ranks are summed over: those run outside any trace.
-    """
-    work = TritonRows(problem.options.softcap, plan=problem.products, keep_logits=False)
-    if problem.options.reduction == "none" or problem.weight_grad_buffer is not None or not problem.shard.whole:
-        return chunked_head_loss(problem, work)
-    operands = problem.operands
-    wanted = wanted_gradients(operands, grad_enabled=torch.is_grad_enabled())
-    with torch.no_grad():
-        run = run_head_chunks(problem, wanted, problem.targets.weight_T, work)
-        value = run.value()
-    grads = [stored_gradient(grad, like) for grad, like in zip(run.gradients, operands, strict=True)]
-    return run.parts(with_gradients(value, *operands, *grads))
+    """The loss in chunks, with gradient to hidden, weight and bias."""
+    keep_logits = problem.through_source
+    return chunked_head_loss(
+        problem, TritonRows(problem.options.softcap, plan=problem.products, keep_logits=keep_logits)
+    )
 
 
 def triton_logits_loss(problem: LogitsProblem) -> LossParts:
     """The loss of all rows at once, with gradient to the logits: one pass for the statistics, one for the gradient."""
     options, targets, vocab, plan = problem.options, problem.targets, problem.vocab, problem.plan
     valid_T, scale = targets.valid_T, options.logit_scale
-    with torch.autocast(problem.logits_TV.device.type, enabled=False):
+    with without_autocast(problem.logits_TV.device.type):
         logits_TV = problem.logits_TV.detach()
         row_max_T, sum_T, square_T, total_T, target_logit_T, drop_T = row_statistics(
             logits_TV, targets.index_T, vocab, scale, options.softcap
         ).unbind()
         mean_T = total_T / vocab
-        projected_TD = mean_row_D = None
+        projected_TD = mean_row_D = max_index_T = None
+        if plan.predicted:
+            max_index_T = final_argmax(logits_TV[:, :vocab].float(), scale, options.softcap)
         if problem.weight_VD is not None and plan.gain:
             weight_VD = problem.weight_VD.detach()[:vocab]
             shape = scale, options.softcap, options.chunk_size, options.products, options.memory_budget
@@ -68,20 +54,22 @@ def triton_logits_loss(problem: LogitsProblem) -> LossParts:
                 mean_row_D = HeadProducts(weight_VD, problem.dtype, None).mean()
         stats = chunk_stats(
             plan,
-            RowSums(row_max_T, sum_T, target_logit_T, square_T.sqrt(), drop_T, mean_T),
+            RowSums(row_max_T, sum_T, target_logit_T, square_T.sqrt(), drop_T, mean_T, max_index_T),
             valid_T,
             vocab,
+            all_valid=targets.all_valid,
             mu_C=mean_T,
             projected_CD=projected_TD,
             mean_row_D=mean_row_D,
             logit_scale=scale,
         )
         check_mean(mean_T, valid_T, options)
+        check_rows(stats)
         # Under softcap the mean is not a coordinate and stays out of the record, but label smoothing uses it.
         loss = token_loss(replace(stats, mu=mean_T), options.objective, options.label_smoothing)
 
         ce_T, aux_T = targets.weighted(loss.cross_entropy), targets.weighted(loss.auxiliary)
-        weighted = loss.coefficients.weighted(scale * targets.weight_T, valid_T, sum_T)
+        weighted = loss.weighted(scale * targets.weight_T, None if targets.all_valid else valid_T, sum_T)
         zero_T = torch.zeros_like(sum_T)
         loss_T = row_loss(
             problem.logits_TV,
@@ -100,6 +88,12 @@ def triton_logits_loss(problem: LogitsProblem) -> LossParts:
         return loss_T.sum(), ce_T.sum(), aux_T.sum(), stats
 
 
+def final_argmax(logits_TV: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """arg max of the final logits. A softcap makes large logits equal, and of equal ones the first counts."""
+    z_TV = logits_TV if scale == 1 else logits_TV * scale
+    return row_argmax(z_TV if softcap is None else softcapped(z_TV, softcap))
+
+
 class TritonRows:
     """Row work in two kernels: row sums of an fp32 chunk of logits (one read), then E (one read, one write).
 
@@ -115,7 +109,15 @@ class TritonRows:
         self.buffers = 2 if keep_logits and not self.plan.narrow else 1
 
     def statistics(
-        self, buffers_BCV: Tensor, narrow_CV: Tensor | None, index_C: Tensor, *, norm: bool, mean: bool, drop: bool
+        self,
+        buffers_BCV: Tensor,
+        narrow_CV: Tensor | None,
+        index_C: Tensor,
+        *,
+        norm: bool,
+        mean: bool,
+        drop: bool,
+        argmax: bool,
     ) -> RowPass:
         z_CV = buffers_BCV[0]
         vocab = z_CV.shape[1]
@@ -127,7 +129,9 @@ class TritonRows:
         anchor_C = torch.where(has_exp(sums), row_max, torch.nan)
         if narrow_CV is not None:
             max_index_C = narrow_exp_(z_CV, narrow_CV, anchor_C, self.plan.exp_scale, 1.0, self._softcap)
-            return RowPass(sums, narrow_CV, z_CV, max_index_C=max_index_C)
+            return RowPass(replace(sums, max_index_C=max_index_C), narrow_CV, z_CV)
+        if argmax:
+            sums = replace(sums, max_index_C=final_argmax(z_CV, 1.0, self._softcap))
         e_CV = buffers_BCV[1].copy_(z_CV) if self._keep else z_CV
         exp_rows_(e_CV, anchor_C, self._softcap)
         return RowPass(sums, e_CV, z_CV)
@@ -418,33 +422,3 @@ def _source_of_loss(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
 
 
 row_loss.register_autograd(_source_of_loss, setup_context=_keep_for_source)
-
-
-@torch.library.custom_op("zloss::with_gradients", mutates_args=())
-def with_gradients(
-    value: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    grad_hidden: Tensor | None,
-    grad_weight: Tensor | None,
-    grad_bias: Tensor | None,
-) -> Tensor:
-    """`value`, a scalar, as a function of hidden, weight and bias whose gradients are known already."""
-    return value.clone()
-
-
-with_gradients.register_fake(lambda value, *_: torch.empty_like(value))
-
-
-def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[4:])
-
-
-def _scaled_gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-    refuse_double_backward()
-    grads = (None if grad is None else grad * upstream for grad in ctx.saved_tensors)
-    return None, *grads, None, None, None
-
-
-with_gradients.register_autograd(_scaled_gradients, setup_context=_keep_gradients)

@@ -177,6 +177,7 @@ TOKENS = _table("""
     target_log_prob ; log p_y ; log-probability of the target ; nat ; per token
     valid ; valid ; whether the token is counted ; per token
     top1 ; top-1 ; whether the target has the largest logit ; per token
+    predicted ; predicted ; the token with the largest logit, the first on ties ; per token
     nonfinite ; nonfinite ; whether log Z or the target's logit is NaN or infinite ; per token
     mu ; μ ; mean logit, the common shift ; nat ; per token ; eq:centered_raw
     mu_residual ; μ residual ; mean of the computed logits minus μ ; nat ; per token ; eq:centered_raw

@@ -30,6 +30,7 @@ KNOWN = (
     *(name for names in SCALARS.values() for name in names),
     *DEPLOYED,
     *("z", "tokens", "grad_norm_preclip", "grad_norm_preclip_max", "clip_rate", "window_steps", "router_z"),
+    *("coef", "z_unscaled"),
 )
 """Every name, without the prefix."""
 

@@ -49,6 +49,50 @@ def test_five_steps_equal_eager_ce_plus_z(name: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-3, atol=NEAR_ZERO)
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_penalty_that_ends_leaves_cross_entropy_bit_for_bit(resumed: bool, tmp_path: Path) -> None:
+    """Until step 2 the run is that with Z, from there on that of CE alone, also after a resume; λ and the Z that was left
+    out are logged."""
+    until = 2
+
+    def run(objective: zloss.Objective, folder: Path, **options: Any) -> tuple[list[dict[str, float]], Any]:
+        saved = {"save_strategy": "steps", "save_steps": 1} if resumed else {}
+        trainer = make_trainer(small(), max_steps=1 if resumed else 4, output_dir=str(folder), **saved)
+        attach(trainer, objective, **options)
+        logs = train(trainer)
+        if resumed:
+            trainer = make_trainer(small(), max_steps=4, output_dir=str(folder), **saved)
+            attach(trainer, objective, **options)
+            with contextlib.redirect_stdout(io.StringIO()):
+                trainer.train(resume_from_checkpoint=True)
+            logs = [log for log in trainer.state.log_history if "loss" in log]
+        return logs, trainer.model
+
+    ended, model = run(OBJECTIVE, tmp_path / "until", coef_until=until)
+    scheduled, other = run(
+        zloss.StandardZLoss(lambda step: OBJECTIVE.coef if step < until else 0.0, target=OBJECTIVE.target),
+        tmp_path / "at",
+    )
+    assert [log["zloss/coef"] for log in ended][-2:] == [0.0, 0.0]
+    assert ended[-3]["zloss/coef"] == OBJECTIVE.coef
+    assert ended[-3]["zloss/z"] > 0
+    for log in ended[-2:]:
+        assert log["zloss/z"] == 0
+        assert log["zloss/z_unscaled"] > 0
+        assert log["zloss/ce"] == pytest.approx(log["loss"], rel=1e-6)
+    assert [log["loss"] for log in ended] == [log["loss"] for log in scheduled]
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    if not resumed:
+        whole, _ = run(OBJECTIVE, tmp_path / "whole")
+        assert [log["loss"] for log in whole][:until] == [log["loss"] for log in ended][:until]
+        assert whole[until]["loss"] != ended[until]["loss"]
+        off, plain = (
+            run(objective, tmp_path / "off", coef_until=0 if z else None)
+            for z, objective in ((True, OBJECTIVE), (False, zloss.CrossEntropy()))
+        )
+        assert all(torch.equal(a, b) for a, b in zip(off[1].parameters(), plain[1].parameters(), strict=True))
+
+
 def test_norms_before_clipping_and_parts_of_the_loss_are_logged() -> None:
     trainer = make_trainer(small())
     before: list[float] = []

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ def attach(
     window: int | None = None,
     scalars: Scalars = "all",
     backend: Backend = "auto",
+    coef_until: int | None = None,
     record: str | os.PathLike[str] | None = None,
     validation: Blocks | Tensor | Sequence[Sequence[int]] | None = None,
     record_options: RecordOptions | None = None,
@@ -69,6 +70,10 @@ def attach(
     `window`: how many of the last steps the scalars cover. By default these are the steps since the trainer's last log,
     so that zloss/ce + zloss/z and `loss` cover the same steps; of more than 50 steps, everything but these two parts of
     the loss covers the last 50.
+
+    `coef_until`: from this optimizer step on the penalty is off and the loss is CE, bit for bit. A coefficient of the
+    objective may also be a function of the step. Steps are the trainer's global ones, so a resumed run goes on where it
+    was. Either way zloss/coef is λ, and zloss/z_unscaled the penalty of the last micro-batch for λ = 1, also while it is off.
 
     `on_alert`: what to do when a tail changes (`zloss.telemetry.alerts` has the rule, counted in logs): "log" a
     warning, "raise" an error, or a function of the alert.
@@ -86,6 +91,12 @@ def attach(
     _refuse_bypasses(trainer)
     alert_action(on_alert)  # validates it before anything is attached
     names = chosen_names(scalars)
+    if coef_until is not None and (isinstance(coef_until, bool) or not isinstance(coef_until, int) or coef_until < 0):
+        raise InputError(f"`coef_until` is expected to be an optimizer step ≥ 0, but got {coef_until!r}.")
+    if record is not None and objective.at(0) is not objective:
+        raise InputError(
+            "`record` needs one λ for the name of its run: use `coef_until` instead of a function of the step."
+        )
     if (record is None) != (validation is None):
         raise InputError(
             "`record` and `validation` belong together: a recorded run is measured on `validation` when it ends, and "
@@ -97,11 +108,14 @@ def attach(
         across_ranks=True,
         since_restart=window is None,
     )
-    handle = apply(trainer.model, objective, label_smoothing=label_smoothing, router=router, backend=backend)
+    start = objective.at(trainer.state.global_step)
+    handle = apply(trainer.model, start, label_smoothing=label_smoothing, router=router, backend=backend)
     try:
         recorder = None
         if record is not None and validation is not None:
             settings = _experiment_settings(trainer.args) | {"label_smoothing": label_smoothing}
+            if coef_until is not None:
+                settings["coef_until"] = coef_until
             if router is not None:
                 settings["router"] = {name: str(value) for name, value in asdict(router).items()}
             recorder = record_run(
@@ -116,7 +130,9 @@ def attach(
                 loop=type(trainer).__name__,
                 options=record_options,
             )
-        return TrainerAttachment(trainer, handle, across, on_alert, names, recorder)
+        scheduled = coef_until is not None or start is not objective
+        schedule = (objective, coef_until) if scheduled else None
+        return TrainerAttachment(trainer, handle, across, on_alert, names, recorder, schedule)
     except BaseException:
         handle.remove()
         raise
@@ -192,7 +208,10 @@ class TrainerAttachment(TrainerCallback, HookHandle):
         on_alert: OnAlert,
         names: frozenset[str],
         recorder: RunRecorder | None = None,
+        schedule: tuple[Objective, int | None] | None = None,
     ) -> None:
+        self._schedule = schedule
+        """The objective and the step from which on it is off; None if it is the same at every step."""
         self.handle, self.window, self.recorder = handle, window, recorder
         self._names = names
         self.monitor = AlertMonitor(pulled=handle.options.objective.active)
@@ -235,6 +254,14 @@ class TrainerAttachment(TrainerCallback, HookHandle):
     def _named(self, found: dict[str, float]) -> dict[str, float]:
         if self.handle.router is not None and self.handle.router.last is not None:
             found["router_z"] = float(self.handle.router.last.loss.detach())
+        if self._schedule is not None and self.handle.last is not None:
+            objective, stats = self.handle.options.objective, self.handle.last.stats
+            coefs = [getattr(objective, f.name) for f in fields(objective) if f.name.endswith("coef")]  # type: ignore[arg-type]
+            penalty = objective.with_coef(1.0).source(stats)[0][stats.valid]
+            found |= {
+                "coef": max((float(coef or 0) for coef in coefs), default=0.0),
+                "z_unscaled": float(penalty.mean()),
+            }
         return for_trackers(found, self._names)
 
     # What replaces functions of the trainer.
@@ -247,6 +274,10 @@ class TrainerAttachment(TrainerCallback, HookHandle):
         losses are averaged over micro-batches, and gradients are averaged over processes.
         """
         samples, items = self._originals["get_batch_samples"](*args, **kwargs)
+        if self._schedule is not None:
+            (objective, until), step = self._schedule, self._trainer.state.global_step
+            current = objective.at(step) if until is None or step < until else objective.with_coef(0.0)
+            self.handle.options = replace(self.handle.options, objective=current)
         router, trainer = self.handle.router, self._trainer
         if router is not None:
             copies = trainer.get_tp_size() * trainer.get_cp_size() * trainer.get_sp_size()

@@ -50,8 +50,10 @@ def test_head_loss_with_logit_scale_and_padded_vocabulary(name: str) -> None:
 @pytest.mark.parametrize("name", CAPPED)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_head_loss_with_softcap(name: str, reduction: str) -> None:
-    case = fp32_case(CAPPED[name], softcap=3.0, logit_scale=2.0, with_bias=True, with_ignored=True, reduction=reduction)
-    assert_close(measured(case, "triton", 4, torch.float32), reference(case), FP32)
+    for smoothing in (0.0, 0.1):
+        options = {"softcap": 3.0, "logit_scale": 2.0, "reduction": reduction, "label_smoothing": smoothing}
+        case = fp32_case(CAPPED[name], with_bias=True, with_ignored=True, **options)
+        assert_close(measured(case, "triton", 4, torch.float32), reference(case), FP32)
 
 
 def test_a_masked_logit_stays_masked_under_a_softcap() -> None:
@@ -93,7 +95,7 @@ def test_total_and_z_source(name: str) -> None:
 
 @pytest.mark.parametrize("name", CAPPED)
 def test_source_under_softcap_stands_at_the_capped_logits(name: str) -> None:
-    case = fp32_case(CAPPED[name], softcap=3.0, with_ignored=True)
+    case = fp32_case(CAPPED[name], softcap=3.0, with_ignored=True, label_smoothing=0.1)
     assert relative_error(source(case, "total"), reference(case)["source"]) <= FP32
 
 
