@@ -314,7 +314,7 @@ class HeadGradients:
         dh_t = a_t E_t W − b_t W[y_t] − g_t w̄
         dW   = Σ_t (a_t E_t − b_t onehot(y_t)) u_tᵀ − (1/V) 1 (Σ_t g_t u_t)ᵀ,    db likewise with 1 for u_t
 
-    (a, b, g) are those of `Coefficients.weighted`: b and g times w, and a times w/S, because it multiplies E = S·p. u carries
+    (a, b, g) are those of `TokenLoss.weighted`: b and g times w, and a times w/S, because it multiplies E = S·p. u carries
     the logit scale. In 16 bits the product for dW takes round(a∘h). That loses much of what distinguishes a from 1: a Z-loss of
     λ = 1e-4 changes a by 2e-3, which is four times the largest rounding error of fp16. So on the rows of the target and of the
     largest logit, where E is of the size of 1, the residue E·(a∘h − round(a∘h)) is added back in compute precision. On all
