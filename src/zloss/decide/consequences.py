@@ -95,7 +95,7 @@ def shift_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
         worth = f"centering would lose {-bits:.1f} bits"
     else:
         worth = f"centering would recover {bits:.2g} bits"
-        worth += "" if enough else f"; it is worth doing from {limits.shift_bits:g} bit"
+        worth += "" if enough else f" ({limits.shift_bits:g} or more would matter)"
     return Consequence(NOISE, raw, limit, "nat", enough, f"{said}: {worth}.")
 
 
@@ -108,7 +108,8 @@ def normalizer_consequence(report: AuditReport, limits: Thresholds) -> Consequen
     value = noise.raw if noise.centered is None else noise.centered
     if value is None:
         return Consequence(quantity, None, limit, "nat", None, f"{storage} logits overflow.")
-    said = f"Even with a centered head, {storage} rounding leaves an error of {value:.3f} nat"
+    said = f"{storage} rounding leaves an error of {value:.3f} nat"
+    said = said if noise.centered is None else f"Even with a centered head, {said}"
     said = f"{said} ({_limit(value >= limit, f'{limit:g}')})."
     return Consequence(quantity, value, limit, "nat", value >= limit, said)
 
@@ -339,7 +340,7 @@ def _accepted(
     """(method, λ, why, how sure) of an accepted Z-loss on the head: a recommendation's before a comparison's.
 
     A centered head is accepted by construction, since it predicts what CE predicts; whether it is worth having is the
-    consequence of the shift. Router variants are no Z-loss on the head.
+    consequence of the shift. Router variants do not count: they are not a Z-loss on the head.
     """
     for one in recommendations:
         if one.objective not in (None, CE_METHOD, CENTERED_HEAD) and one.level == CONFIRMED and one.coef is not None:
@@ -385,13 +386,16 @@ def _coefficient(planned: PlannedLoss | None, limits: Thresholds) -> list[str]:
     if planned is None or not shares or not planned.coef:
         return []
     share = max(shares)
-    said = f"The Z gradient is {_percent(share)} of the CE gradient over {planned.tokens:,} tokens"
+    scope = "whole model" if share == planned.r_z_model else "head"
+    tokens = f"{planned.tokens:,} tokens"
+    said = f"At λ = {planned.coef:g} the Z gradient of the {scope} is {_percent(share)} of its CE gradient ({tokens})"
     if share < limits.negligible_r_z:
         return [f"{said}: a Z-loss this weak would do nothing."]
     if share > limits.r_z_budget:
         ceiling = one_digit(planned.coef * limits.r_z_budget / share)
+        budget = _percent(limits.r_z_budget)
         return [
-            f"{said}: too strong for a Z-loss, should you train with one; {_percent(limits.r_z_budget)} is λ = {ceiling:g}."
+            f"{said}, which is too strong. If you train with a Z-loss, stay below {budget}: λ = {ceiling:g} or less."
         ]
     return []
 
@@ -410,7 +414,8 @@ def _ceilings(planned: PlannedLoss, limits: Thresholds) -> list[str]:
 
 def _confidence(report: AuditReport, limits: Thresholds) -> str:
     planned = report.planned
-    measured = f"From one checkpoint on {report.corpus.predictions:,} tokens of {report.corpus.name}"
+    text = "pydoc (the documentation of Python)" if report.corpus.name == "pydoc" else report.corpus.name
+    measured = f"From one checkpoint on {report.corpus.predictions:,} tokens of {text}"
     caveats, vocab = list[str](), report.model.valid_vocab or report.model.vocab
     if report.corpus.predictions < limits.least_tokens:
         caveats.append(f"The text is short: tails need at least {limits.least_tokens:,.0f} tokens.")

@@ -330,6 +330,12 @@ def _not_loadable(name: str, error: Exception, *, can_allow_pickle: bool) -> str
 def not_found(name: str, identifier: str, error: Exception) -> str:
     """An error message for a model that does not exist, with the folder of the most similar name."""
     if Path(name).is_dir():
+        inside = [file.parent for file in Path(name).glob("*/config.json")]
+        if inside:
+            latest = max(inside, key=lambda folder: folder.stat().st_mtime)
+            return (
+                f"the folder {name} is not a model, but has {len(inside)} inside: pass one of them, such as {latest}."
+            )
         return f"the folder {name} is not a Hugging Face model: {first_line(error)}."
     if name == SMOLLM2:
         return (

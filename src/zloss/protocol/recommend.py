@@ -172,7 +172,7 @@ class _Work:
     # Inputs
 
     def open(self, *, force: bool) -> tuple[list[FinishedRun], list[int], list[str]] | None:
-        """Refuse what can be refused before a model is loaded; the recorded runs where the settings name some."""
+        """Check what can be checked before a model is loaded; return the recorded runs if the settings name any."""
         config = self.config
         if config.router_convention is not None:
             find_convention(config.router_convention)

@@ -169,7 +169,7 @@ def terminal_document(results: DecidedResults, *, verbose: bool = False) -> Docu
 def write_result(folder: Path, results: DecidedResults, *, figures: bool = True) -> list[Path]:
     """The record of the one result in `results`, comparison.md of a comparison, report.html, then figures.
 
-    Each file appears whole or not at all, and nothing of an earlier result stays.
+    Files are written atomically, and nothing of an earlier result remains.
     """
     ((kind, record),) = ((kind, record) for kind in RECORD_FILES for record in getattr(results, kind))
     file, page, text = folder / RECORD_FILES[kind], folder / PAGE_FILE, folder / "comparison.md"

@@ -97,7 +97,7 @@ def loss_audit_summary(audit: LossAudit, *, whole: bool = False, elsewhere: str 
 
 
 def findings_table(audit: LossAudit, *, whole: bool) -> Table:
-    """One line per question: errors, warnings and notes first, then, if `whole`, passes and what was not asked."""
+    """One line per check: errors, warnings and notes first, then, if `whole`, those that passed or did not apply."""
     order = list(SEVERITIES)
 
     def verdict(finding: Finding) -> Cell:

@@ -73,7 +73,7 @@ def written_with(name: str) -> Mapping[str, str]:
 
 
 def flat(prefix: str = "") -> Mapping[str, str]:
-    """Metadata of a record, or of a dict whose keys begin with `prefix`, whose keys stand among those of its owner.
+    """Metadata of a record, or of a dict whose keys begin with `prefix`, whose keys are among those of its owner.
 
     A record that may be None is None if the file has none of its keys.
     """
@@ -289,7 +289,7 @@ class ResultRecord:
         return self.from_dict(self.to_dict())
 
     def write(self, out: str | Path) -> Path:
-        """Write the file `out`, or `FILE` in the folder `out`, and return its path; it appears whole or not at all."""
+        """Write the file `out`, or `FILE` in the folder `out`, atomically, and return its path."""
         path = result_file(out, self.FILE)
         write_json(path, self.to_dict())
         return path

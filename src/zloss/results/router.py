@@ -156,7 +156,7 @@ class MeasuredScale(ResultRecord):
     something else, and the figures are those of the nearest squared log-normalizer. "undetermined": more than one of these
     explains the gradient up to rounding."""
     name: str = ""
-    """What was measured, in the words of whoever measured it."""
+    """What was measured, as described by the caller."""
     limit: float = EXPLAINED
     """Residual up to which a penalty was taken to explain the gradient: 1e-3, or what rounding in the dtype of router logits
     and weights can leave if that is more."""

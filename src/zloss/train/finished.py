@@ -58,7 +58,7 @@ class FinishedRun:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """The numbers of `record` under their flat keys in metrics.json, for what walks over all of them."""
+        """The numbers of `record` under their flat keys in metrics.json, for code that visits all of them."""
         return self.record.to_dict()
 
     @property

@@ -238,7 +238,7 @@ def _weights_by_files(model: str) -> str:
 
 
 def _kept_audit(file: Path) -> AuditReport | None:
-    """The report in `file`; None if it is cut off or of another version, so that it is made again."""
+    """The report in `file`; None if it is truncated or of another version, so that it is computed again."""
     try:
         return read_record(file, AuditReport) if file.is_file() else None
     except InputError:
@@ -246,7 +246,7 @@ def _kept_audit(file: Path) -> AuditReport | None:
 
 
 def _kept_run(place: Path) -> FinishedRun | None:
-    """The run of a folder; None if a file was cut off, so that it is made again."""
+    """The run of a folder; None if a file is truncated, so that the run is repeated."""
     try:
         return read_run(place)
     except InputError:

@@ -1,6 +1,6 @@
 """The questions put to a loss. Each is one function: its id (the name), severity, measurement, sentence and witness.
 
-A question measures on the draw that `evidence.draw` holds. `answer_all` puts every question to the first draw, and every error
+Each question is measured on the draw in `evidence.draw`. `answer_all` puts every question to the first draw, and every error
 and warning again to the second, independent one: a finding that the second draw does not reproduce is not reported. Remedies
 are in `REMEDIES` (`decide/stages.py`), which the decision map reads without torch. The module is long because there are
 many questions; each reads alone.
@@ -159,7 +159,7 @@ class Question:
 
 
 def _lacking(e: Evidence, needs: Need) -> str | None:
-    """Why a question cannot be asked; None if it can."""
+    """Why a check does not apply; None if it does."""
     has_z, known = e.ident.identified.has_z, e.ident.known
     if needs == "stable" and not e.stable:
         return UNSTABLE
