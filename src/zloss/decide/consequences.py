@@ -263,7 +263,8 @@ def give_verdict(
         said, why = doubt
         rest = _findings(decisions, skip=tuple(stage for stage, yes in matters.items() if yes))
         return ActionVerdict("not_enough_evidence", said, (*why, *rest), confidence)
-    why = list(_findings(decisions))
+    limiting = [stage for stage in (PATHWAY.name, ROUTER.name) if matters.get(stage)]
+    why = list(_findings(decisions, skip=limiting))
     if settled is not None:
         why.insert(0, f"Matched runs found no Z-loss that helps: {settled.why[0]}")
         confidence = f"{settled.confidence}."
@@ -271,9 +272,9 @@ def give_verdict(
         return ActionVerdict("nothing", "Nothing in these results calls for a change.", tuple(why), confidence)
     planned = report.planned
     said = "Nothing to do: this model needs neither a Z-loss nor a centered head."
-    if matters.get(PATHWAY.name) or matters.get(ROUTER.name):
+    if limiting:
         said = "Nothing to change in this checkpoint; if you train with Z-loss, keep its coefficient low."
-        why = [*(_reason(by_stage[stage]) for stage in (PATHWAY.name, ROUTER.name) if matters.get(stage)), *why]
+        why = [*(_reason(by_stage[stage]) for stage in limiting), *why]
         why += _ceilings(planned, limits) if planned is not None else []
     return ActionVerdict("nothing", said, tuple(dict.fromkeys((*why, *_coefficient(planned, limits)))), confidence)
 

@@ -301,7 +301,7 @@ def _finding(movements: Sequence[Movement], *, ce_stood_still: bool) -> str:
                 "removes from a checkpoint and a penalty on μ limits in training."
             )
         return text + (f" Also while CE stood still: {_list(others)}." if others else "")
-    text = "CE moved between all adjacent checkpoints, so no change happened while it stood still."
+    text = "CE moved between all adjacent checkpoints, so the loss curve hides no change."
     if ce_stood_still:
         text = "No drift that CE cannot see: no watched number moved while CE stood still."
     if with_ce:

@@ -161,9 +161,10 @@ def load_checkpoint(
             # A panic of the tokenizers library, which is written in Rust, is not an `Exception`.
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
-            raise CheckpointError(
-                f"{name} has no tokenizer that can be loaded ({first_line(error)}): {remedy}."
-            ) from error
+            files_of = (file for kind in ("tokenizer*", "vocab*", "*.model") for file in Path(name).glob(kind))
+            bare = Path(name).is_dir() and not any(files_of)
+            what = "" if bare else f" that can be loaded ({first_line(error)})"
+            raise CheckpointError(f"{name} has no tokenizer{what}: {remedy}.") from error
         if not speaks:
             raise CheckpointError(f"{name} has no tokenizer: {remedy}.")
     if not weights:
