@@ -159,7 +159,7 @@ def edges() -> list[tuple[str, str]]:
 
 
 def packages() -> str:
-    """Packages in rows: each stands below every package that imports it."""
+    """Packages in rows: each is below every package that imports it."""
     found = edges()
     level: dict[str, int] = {}
 
@@ -175,7 +175,7 @@ def packages() -> str:
         rows[level[package]].append(package)
     place: dict[str, float] = {}
     for row in rows:
-        # A package stands below the middle of those that import it; neighbours keep their distance.
+        # A package is centered below those that import it; neighbors keep their distance.
         wanted = {package: _mean([place[above] for above, below in found if below == package]) for package in row}
         row.sort(key=lambda package: wanted[package])
         start = WIDE / 2 - (len(row) - 1) * (BOX + GAP) / 2

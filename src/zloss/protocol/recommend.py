@@ -105,7 +105,7 @@ def run_recommendation(
 
     `force`: replace the result of something else that `folder` holds. `job`: this process among several, all of which make
     this call and return the same record.
-    What can be refused is refused before the first model is loaded; too small a budget, after a few timed steps.
+    Bad input is refused before the first model is loaded; too small a budget, after a few timed steps.
     """
     work = _Work(config, folder, job, thresholds, progress, view, say, command)
     recorded = work.job.from_first(work.open, force=force)

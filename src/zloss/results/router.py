@@ -242,7 +242,7 @@ class RouterFindings:
     """Why numbers are missing."""
     coef_origin: CoefOrigin = "hypothetical"
     """Whose coefficient `coef` is. "hypothetical": neither the model nor the caller states one, and every number that
-    depends on it (`absolute`, `correction_norm`) tells what that coefficient would do."""
+    depends on it (`absolute`, `correction_norm`) shows what that coefficient would do."""
     coef_key: str | None = None
     """Key of the model's configuration that `coef` was read from."""
 

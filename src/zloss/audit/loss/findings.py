@@ -270,7 +270,7 @@ def zero_gradient_z(e: Evidence) -> Finding:
 FACTOR_LIMIT = 5e-2
 """A factor on Z or CE with 16-bit logits that rounding of the gradient to 16 bits does not explain."""
 BF16_STORED = 5e-3
-"""Error of dW on bf16 inputs that only bf16 logits explain. Stated, not held against it: it needs bf16 inputs to happen."""
+"""Error of dW on bf16 inputs that only bf16 logits explain. A note, not an error: it only happens with bf16 inputs."""
 
 
 @finding("error")
@@ -1004,7 +1004,7 @@ WEIGHTS = {
 
 @finding("warning", repeat=False)
 def unexplained_source(e: Evidence) -> Finding:
-    """Is all of the gradient explained by CE and a penalty of the known good kind? If so, the objective in one sentence."""
+    """Is all of the gradient explained by CE and a known, correct penalty? If so, the objective in one sentence."""
     ident, got = e.ident, e.ident.identified
     quantities = () if ident.fit is None else ident.fit.quantities
     if ident.how == "rounded":
