@@ -33,7 +33,7 @@ def test_a_page_of_the_site_links_only_inside_it(page: Path) -> None:
         assert (page.parent / link.partition("#")[0]).resolve().is_relative_to(DOCS), link
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "CHANGELOG"], ids=lambda page: page.name)
 def test_every_file_of_the_repository_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(r"\b(?:tests|tools|benchmarks)/[\w/.-]+\.(?:py|sh|json|txt)\b", page.read_text(encoding="utf-8"))
     assert [path for path in named if not (ROOT / path).is_file()] == []
