@@ -46,9 +46,10 @@ class Step:
 
     def plain(self) -> None:
         """What a loop without any measurement does."""
-        head = self.loss_model.head
         hidden = self.model.model(input_ids=self.ids).last_hidden_state
-        zloss.head_loss(hidden, head.weight_VD, self.target, self.objective, statistics="light").loss.backward()
+        zloss.head_loss(
+            hidden, self.model.lm_head.weight, self.target, self.objective, statistics="light"
+        ).loss.backward()
         self._finish()
 
     def eager(self) -> None:
