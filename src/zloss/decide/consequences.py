@@ -290,7 +290,7 @@ def _center(report: AuditReport, source: Decision, decisions: Sequence[Decision]
         confidence,
         (
             f"It removes the common shift (p99 |μ| = {source.value:.4g} nats)." if source.value is not None else "",
-            "It does not change predictions or perplexity beyond rounding, and it needs no training.",
+            "It does not change predictions beyond rounding, and needs no training.",
         ),
     )
 
@@ -415,7 +415,7 @@ def _ceilings(planned: PlannedLoss, limits: Thresholds) -> list[str]:
 
 def _confidence(report: AuditReport, limits: Thresholds) -> str:
     planned = report.planned
-    text = "pydoc (the documentation of Python)" if report.corpus.name == "pydoc" else report.corpus.name
+    text = "pydoc (Python's documentation)" if report.corpus.name == "pydoc" else report.corpus.name
     measured = f"From one checkpoint on {report.corpus.predictions:,} tokens of {text}"
     caveats, vocab = list[str](), report.model.valid_vocab or report.model.vocab
     if report.corpus.predictions < limits.least_tokens:
