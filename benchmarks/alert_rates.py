@@ -4,19 +4,19 @@
 
 Byte-level models (width 32, one block, an untied head of 256 rows, 4 sequences of 64 tokens a step) are trained from
 scratch with CE, a warm-up of 200 steps and AdamW. The numbers of every step are kept in DIR, so that a second call with
-the same DIR judges at once; 8 seeds are 48,000 steps, 4 to 8 minutes of one core. Every step is an observation.
+the same DIR evaluates them immediately; 8 seeds are 48,000 steps, 4 to 8 minutes of one core. Every step is an observation.
 
 | scenario | steps | what happens                                                                              |
 |----------|-------|-------------------------------------------------------------------------------------------|
 | constant | 2,000 | constant learning rate                                                                    |
 | decay    | 2,000 | cosine to zero                                                                            |
-| data     |   800 | goes on from step 1,199 of constant, on source code instead of prose                      |
+| data     |   800 | continues from step 1,199 of constant, on source code instead of prose                    |
 | resume   |       | constant, with the alerts saved to JSON at step 1,199 and loaded into a new monitor       |
-| shift-r  |   400 | goes on from step 1,199 of constant; every step adds r nats to the mean logit, along the  |
-|          |       | mean hidden state: cross-entropy and its gradient do not change                           |
+| shift-r  |   400 | continues from step 1,199 of constant; every step adds r nats to the mean logit, along    |
+|          |       | the mean hidden state: cross-entropy and its gradient do not change                       |
 
 An alert in one of the first three is false. The rules of `zloss.telemetry.alerts` were chosen on seeds 1 to 4; the
-other seeds were not looked at for it.
+other seeds were held out.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SCENARIOS = (*CLEAN, *(f"shift-{shift:g}" for shift in SHIFTS))
 
 
 class ByteModel(nn.Module):
-    """Bytes to hidden states [T, D]; the head stands apart."""
+    """Bytes to hidden states [T, D]; the head is separate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def texts() -> tuple[Tensor, Tensor]:
 
 
 class Training:
-    """One model, its optimizer and the numbers of its steps; a copy goes on from the same state."""
+    """One model, its optimizer and the numbers of its steps; a copy continues from the same state."""
 
     def __init__(self, seed: int, texts: tuple[Tensor, Tensor]) -> None:
         torch.manual_seed(seed)

@@ -2,8 +2,8 @@
 
     python benchmarks/all.py [--out docs/results/benchmarks] [--only head_loss audit …] [--quick]
 
-About 35 minutes on two quiet cores. The command fails where a figure is above its ceiling by more than the noise that was
-measured with it: the ceilings stand in the benchmarks themselves. Writes a Markdown and a JSON file.
+About 35 minutes on two quiet cores. The command fails if a figure exceeds its ceiling, which its benchmark states, by more
+than the measured noise. Writes a Markdown and a JSON file.
 """
 
 from __future__ import annotations
@@ -97,8 +97,9 @@ def table(results: list[dict[str, Any]], where: dict[str, Any]) -> str:
     lines = [
         "# Benchmarks",
         "",
-        "Made by `make bench-all`. Smaller is better; a ratio is of times measured in the same rounds. Noise is the relative",
-        "difference of a figure between odd and even rounds; a figure fails where it is above its ceiling by more.",
+        "The latest run of every benchmark, with its ceiling (`make bench-all`). Smaller is better; a ratio is of times measured",
+        "in the same rounds. Noise is the relative difference of a figure between odd and even rounds; a figure fails if it",
+        "exceeds its ceiling by more.",
         "",
         f"{where['processor']}, {where['cores']} cores, Python {where['python']}, torch {where['torch']}, "
         f"commit {where['commit']}.",

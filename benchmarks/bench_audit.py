@@ -5,10 +5,10 @@
     python benchmarks/bench_audit.py --memory           # peak memory at V = 262,144
 
 The pass over the text (hidden states, columns of the token table) is measured against the model's own forward
-pass with logits, interleaved batch by batch in one run; loading, spectrum, gradients and rendering are reported apart.
+pass with logits, interleaved batch by batch in one run; loading, spectrum, gradients and rendering are reported separately.
 The whole audit is everything that `zloss audit` does except loading: text, head check, spectrum, pass, gradients on 8 blocks,
 decisions and files. The forward pass is timed between its batches and between its layers, so each phase is divided by the
-forward pass that was measured beside it.
+forward pass measured next to it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 from ceilings import Figure, print_figures
+from llama import llama
 from memory import peak_extra_mb
 
 from zloss.audit.checkpoint.config import AuditConfig
@@ -66,7 +67,7 @@ def pass_against_forward(model: str, blocks_count: int, batch: int) -> bool:
     ratio = seconds["pass"] / seconds["forward"]
     tokens = blocks.predictions
     print(f"{model}: {tokens} tokens, {torch.get_num_threads()} threads, batches of {batch} blocks")
-    print(f"  loading {loaded:.1f} s, spectrum {spectrum:.1f} s (apart)")
+    print(f"  loading {loaded:.1f} s, spectrum {spectrum:.1f} s (not counted)")
     print(
         f"  model's own forward with logits  {seconds['forward']:7.1f} s  {tokens / seconds['forward']:6.0f} tokens/s"
     )
@@ -74,7 +75,7 @@ def pass_against_forward(model: str, blocks_count: int, batch: int) -> bool:
     return print_figures([Figure("pass of the audit over the text / model's own forward with logits", ratio, 1.25)])
 
 
-class _ForwardBeside:
+class _ForwardAlongside:
     """A progress display that runs the model's forward pass at each advance, and sorts the seconds by phase."""
 
     def __init__(self, checkpoint: Checkpoint, blocks: Blocks, batch: int) -> None:
@@ -91,16 +92,16 @@ class _ForwardBeside:
         self.phase("rest")
         outer, count = self, 0
 
-        class Beside:
+        class Alongside:
             def advance(self, amount: int) -> None:
                 nonlocal count
                 outer.phase(name)
-                # The gradients advance once per layer; a forward pass beside every fourth is enough.
+                # The gradients advance once per layer; a forward pass next to every fourth is enough.
                 if unit == "tokens" or count % 4 == 0:
                     outer.measure(name)
                 count += 1
 
-        yield Beside()
+        yield Alongside()
         self.phase(name if name in self.forward else "rest")
 
     def phase(self, name: str) -> None:
@@ -120,27 +121,27 @@ class _ForwardBeside:
         self._begin = time.perf_counter()
 
     def per_block(self, name: str) -> float:
-        """Seconds of a forward pass per block beside this phase; beside all phases for the rest."""
+        """Seconds of a forward pass per block next to this phase; next to all phases for the rest."""
         found = [self.forward[name]] if name in self.forward else list(self.forward.values())
         return sum(seconds for seconds, _ in found) / sum(blocks for _, blocks in found)
 
 
 def whole_against_forward(model: str, blocks_count: int, batch: int) -> bool:
-    """Whether the whole audit is below its ceiling, each phase in units of the forward pass that was timed beside it."""
+    """Whether the whole audit is below its ceiling, each phase in units of the forward pass that was timed next to it."""
     checkpoint = load_checkpoint(model)
     blocks = make_blocks(open_corpus((), None), checkpoint.tokenizer, size=256, count=blocks_count, bos_id=None)
     with torch.no_grad():
         checkpoint.model(input_ids=blocks.inputs(0, batch), use_cache=False)  # to warm up
-    beside = _ForwardBeside(checkpoint, blocks, batch)
+    alongside = _ForwardAlongside(checkpoint, blocks, batch)
     config = AuditConfig(model=model, blocks=blocks_count, batch_blocks=batch)
     with tempfile.TemporaryDirectory() as folder:
-        report = run_audit(config, folder=Path(folder), progress=beside, checkpoint=checkpoint)
+        report = run_audit(config, folder=Path(folder), progress=alongside, checkpoint=checkpoint)
         write_result(Path(folder), decide_results(audits=(report,)))
-    beside.phase("rest")
+    alongside.phase("rest")
     print(f"{model}: {blocks.predictions} tokens, {torch.get_num_threads()} threads, batches of {batch} blocks")
     ratio = 0.0
-    for name, seconds in sorted(beside.audit.items(), key=lambda item: -item[1]):
-        forward = beside.per_block(name) * blocks_count
+    for name, seconds in sorted(alongside.audit.items(), key=lambda item: -item[1]):
+        forward = alongside.per_block(name) * blocks_count
         ratio += seconds / forward
         print(f"  {name:<12} {seconds:7.1f} s   forward of all blocks {forward:7.1f} s   ratio {seconds / forward:.3f}")
     return print_figures([Figure("whole audit / forward with logits", ratio, 4.0)])
@@ -159,34 +160,24 @@ def _plain_forward(checkpoint: Checkpoint, head: torch.nn.Module, inputs: torch.
 
 
 def peak_memory() -> bool:
-    """Peaks in processes of their own, on a model with 262,144 rows."""
+    """Peaks in separate processes, on a model with 262,144 rows."""
     met = True
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, __file__, "--make", folder], check=True)
         for part, what in (("pass", "600 MB"), ("gradient", "2.5 heads + one block's activations")):
             words = [sys.executable, __file__, "--child", part, folder]
-            extra, bar = map(float, subprocess.run(words, check=True, capture_output=True, text=True).stdout.split())
+            extra, limit = map(float, subprocess.run(words, check=True, capture_output=True, text=True).stdout.split())
             met &= print_figures(
-                [Figure(f"V = 262,144, {part}, beyond the model (bar: {what})", extra, bar, unit="MB")]
+                [Figure(f"V = 262,144, {part}, beyond the model (limit: {what})", extra, limit, unit="MB")]
             )
     return met
 
 
 def _make(folder: str) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=262_144,
-        hidden_size=640,
-        intermediate_size=2048,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    llama(262_144, 640, 2048, 6, 4, 1).save_pretrained(folder)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     text = list(open_corpus((), None).documents)

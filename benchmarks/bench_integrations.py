@@ -3,12 +3,12 @@
     python benchmarks/bench_integrations.py [--quick] [--layers 2] [--rounds 5]
 
 1. Telemetry: a step of SmolLM2 on 256 tokens (forward, backward, clipping, AdamW) with full statistics, a window of 50
-   steps and a log with alerts at every step, against the same step with light statistics and no telemetry. Bar: 1.03.
+   steps and a log with alerts at every step, against the same step with light statistics and no telemetry. Limit: 1.03.
 2. Memory over 500 steps of a tiny model with telemetry: resident memory after the last step against that after 100 steps.
-   Bar: 5 MB.
-3. `apply` against the untouched model at V = 49,152 and T = 2,048: SmolLM2's head and width with `--layers` layers, the
-   loss of the model itself against CE + Z with all statistics. Bar: 0.85 of the time, a third of the peak memory beyond the
-   model. Without `--quick` the time ratio of the whole SmolLM2 (30 layers) is printed as well; it has no bar, because its
+   Limit: 5 MB.
+3. `apply` against the unmodified model at V = 49,152 and T = 2,048: SmolLM2's head and width with `--layers` layers, the
+   loss of the model itself against CE + Z with all statistics. Limit: 0.85 of the time, a third of the peak memory beyond the
+   model. Without `--quick` the time ratio of the whole SmolLM2 (30 layers) is printed as well; it has no limit, because its
    layers are the larger part of the step.
 
 About 8 minutes on two cores; `--quick` takes 3 rounds and leaves out the whole SmolLM2.
@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from ceilings import Figure, print_figures, ratio
 from interleaved import Timing, measure, measure_quietly
+from llama import llama
 from memory import status_mb
 
 import zloss
@@ -38,39 +39,8 @@ OBJECTIVE = zloss.CenteredZLoss(1e-4)
 
 
 def smollm2_like(layers: int) -> Any:
-    """SmolLM2's shape with some layers, weights from a seed: time and memory do not depend on the weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=layers,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        tie_word_embeddings=True,
-        use_cache=False,
-    )
-    maker: Any = LlamaForCausalLM
-    return maker(config).train()
-
-
-def tiny() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        use_cache=False,
-    )
-    maker: Any = LlamaForCausalLM
-    return maker(config).train()
+    """SmolLM2's shape with some of its layers."""
+    return llama(VOCAB, 576, 1536, layers, 9, 3)
 
 
 class Step:
@@ -149,7 +119,7 @@ def telemetry_cost(rounds: int, quick: bool) -> bool:
 
 
 def memory_over_steps(steps: int = 500, settle: int = 100) -> bool:
-    run = with_telemetry(Step(tiny(), 64))
+    run = with_telemetry(Step(llama(256, 32, 64, 1, 2, 2, tied=False), 64))
     before = 0.0
     for number in range(1, steps + 1):
         run()
@@ -159,31 +129,33 @@ def memory_over_steps(steps: int = 500, settle: int = 100) -> bool:
     return print_figures([Figure(f"growth of memory from step {settle} to step {steps}", growth, 5.0, unit="MB")])
 
 
-def apply_cost(layers: int, rounds: int, quick: bool, *, bar: float | None) -> bool:
+def apply_cost(layers: int, rounds: int, quick: bool, *, limit: float | None) -> bool:
     step = Step(smollm2_like(layers), TOKENS)
-    times = timed({"untouched": step.forward_backward, "applied": applied(step)}, "untouched", rounds, quick)
-    print(f"V = {VOCAB:,}, T = {TOKENS:,}, {layers} layers: untouched {times['untouched'].best:.2f} s, "
-          f"max/min {times['untouched'].spread:.2f}")  # fmt: skip
-    figure = ratio(f"step with apply / untouched, {layers} layers", times["applied"], times["untouched"], bar or 1.0)
-    if bar is None:
+    times = timed({"unmodified": step.forward_backward, "applied": applied(step)}, "unmodified", rounds, quick)
+    print(f"V = {VOCAB:,}, T = {TOKENS:,}, {layers} layers: unmodified {times['unmodified'].best:.2f} s, "
+          f"max/min {times['unmodified'].spread:.2f}")  # fmt: skip
+    figure = ratio(
+        f"step with apply / unmodified, {layers} layers", times["applied"], times["unmodified"], limit or 1.0
+    )
+    if limit is None:
         print(f"{figure.name}: {figure.value:.3f}, noise {100 * figure.noise:.1f} %")
         return True
     return print_figures([figure])
 
 
 def apply_memory(layers: int) -> bool:
-    """Peak memory of one step beyond model and gradients, each side in a process of its own."""
+    """Peak memory of one step beyond model and gradients, each side in a separate process."""
     extra = {}
-    for kind in ("untouched", "applied"):
+    for kind in ("unmodified", "applied"):
         words = [sys.executable, __file__, "--child", kind, "--layers", str(layers)]
         extra[kind] = float(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[-1])
         print(f"peak memory of a step beyond the model, {kind}, {layers} layers: {extra[kind]:.0f} MB", flush=True)
-    return print_figures([Figure("peak memory with apply / untouched", extra["applied"] / extra["untouched"], 1 / 3)])
+    return print_figures([Figure("peak memory with apply / unmodified", extra["applied"] / extra["unmodified"], 1 / 3)])
 
 
 def child(kind: str, layers: int) -> None:
     step = Step(smollm2_like(layers), TOKENS)
-    run = step.forward_backward if kind == "untouched" else applied(step)
+    run = step.forward_backward if kind == "unmodified" else applied(step)
     whole, step.ids = step.ids, step.ids[:, :9]
     run()  # gradients and kernels are there before the peak is read
     before = status_mb("VmHWM")
@@ -215,9 +187,9 @@ def main() -> int:
     if given.only in (None, "memory"):
         met.append(memory_over_steps())
     if given.only in (None, "apply"):
-        met += [apply_cost(given.layers, rounds, given.quick, bar=0.85), apply_memory(given.layers)]
+        met += [apply_cost(given.layers, rounds, given.quick, limit=0.85), apply_memory(given.layers)]
         if not given.quick:
-            apply_cost(30, min(rounds, 3), True, bar=None)
+            apply_cost(30, min(rounds, 3), True, limit=None)
     return 0 if all(met) else 1
 
 

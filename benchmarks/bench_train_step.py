@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from ceilings import Figure, print_figures, ratio
 from interleaved import Timing, measure, measure_quietly
+from llama import llama
 from memory import status_mb
 
 import zloss
@@ -35,21 +36,7 @@ class Step:
     """A model with its optimizer and one batch."""
 
     def __init__(self, blocks: int = BLOCKS) -> None:
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=VOCAB,
-            hidden_size=320,
-            intermediate_size=864,
-            num_hidden_layers=7,
-            num_attention_heads=5,
-            num_key_value_heads=5,
-            tie_word_embeddings=True,
-            use_cache=False,
-        )
-        maker: Any = LlamaForCausalLM
-        self.model: Any = maker(config).train()
+        self.model: Any = llama(VOCAB, 320, 864, 7, 5, 5)
         self.objective = zloss.CenteredZLoss(COEF)
         checkpoint = Checkpoint("bench", "config", self.model, None, wants_bos=False)
         self.loss_model = LossModel(checkpoint, self.objective, "fused", lambda hidden: hidden)
@@ -59,9 +46,10 @@ class Step:
 
     def plain(self) -> None:
         """What a loop without any measurement does."""
-        head = self.loss_model.head
         hidden = self.model.model(input_ids=self.ids).last_hidden_state
-        zloss.head_loss(hidden, head.weight_VD, self.target, self.objective, statistics="light").loss.backward()
+        zloss.head_loss(
+            hidden, self.model.lm_head.weight, self.target, self.objective, statistics="light"
+        ).loss.backward()
         self._finish()
 
     def eager(self) -> None:
@@ -115,7 +103,7 @@ def print_table(timings: dict[str, Timing]) -> bool:
 
 
 def print_memory() -> bool:
-    """Peak memory of one step beyond model, gradients and Adam state, each contender in a process of its own."""
+    """Peak memory of one step beyond model, gradients and Adam state, each contender in a separate process."""
     extra = {kind: _in_process(kind) for kind in ("recorded", "eager")}
     for kind, megabytes in extra.items():
         print(f"peak extra memory of a step, {kind:<40} {megabytes:6.0f} MB")
@@ -131,7 +119,7 @@ def child(kind: str) -> None:
     step = Step()
     run = step.recorded() if kind == "recorded" else step.eager
     whole_ids, whole_target = step.ids, step.target
-    # A step on very few tokens allocates gradients, Adam state and kernels, so that the peak after it is the batch's own.
+    # A step on very few tokens allocates gradients, Adam state and kernels, so that the peak after it is that of the batch.
     step.ids, step.target = whole_ids[:1, :8], whole_target[:1, :8]
     run()
     before = status_mb("VmHWM")

@@ -1,4 +1,4 @@
-"""Figures with the ceilings they are held to: printed in one way, and handed to `all.py` where it asks for them."""
+"""Figures with their limits, printed the same way everywhere and recorded for `all.py`."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def ratio(name: str, timing: Timing, reference: Timing, ceiling: float) -> Figur
 
 
 def print_figures(figures: Iterable[Figure]) -> bool:
-    """Print each figure beside its ceiling, and record it where asked for; whether all ceilings are met."""
+    """Print each figure next to its ceiling, record it if `all.py` asks for it; return whether all ceilings are met."""
     met = True
     for figure in figures:
         unit = f" {figure.unit}" if figure.unit else ""
         verdict = "met" if figure.met else "MISSED"
         noise = f", noise {100 * figure.noise:.1f} %" if figure.noise else ""
         print(
-            f"{figure.name:<64} {figure.value:8.3f}{unit}   (bar {figure.ceiling:.4g}{unit}: {verdict}{noise})",
+            f"{figure.name:<64} {figure.value:8.3f}{unit}   (limit {figure.ceiling:.4g}{unit}: {verdict}{noise})",
             flush=True,
         )
         met = met and figure.met

@@ -4,8 +4,8 @@
 
 CE is trained from scratch at many seeds (a tiny model, seconds each; the runs are kept in DIR and shared by all pairs).
 
-A/A: the runs of two seeds, labelled as a method, are compared with the runs of two other seeds, labelled as CE. Nothing
-differs but the seed, so every verdict but "inconclusive" and "no effect" is wrong. For the diagnosed quantity the two
+A/A: the runs of two seeds, labelled as a method, are compared with the runs of two other seeds, labelled as CE. Only
+the seed differs, so every verdict except "inconclusive" and "no effect" is wrong. For the diagnosed quantity the two
 sides do differ by their seeds' noise, which the interval has to cover.
 
 Planted effects: a method that is CE with its validation numbers changed by a known amount, at three spreads over seeds
@@ -37,7 +37,7 @@ METHOD, COEF = "standard", 1e-4
 
 
 def trained(folder: Path, seeds: int, steps: int) -> list[FinishedRun]:
-    """CE at seeds 1 … n; runs that are there already are not made again."""
+    """CE at seeds 1 … n; runs that exist already are reused."""
     from pydoc_data.topics import topics
 
     folder.mkdir(parents=True, exist_ok=True)

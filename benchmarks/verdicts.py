@@ -58,8 +58,8 @@ def planted_in_smollm2(texts: tuple[str, ...]) -> Iterator[Case]:
     config = replace(SMOLLM2, texts=texts, corpus=None) if texts else SMOLLM2
     checkpoint = load_checkpoint("smollm2")
     yield Case("SmolLM2", "nothing", audited(checkpoint, config))
-    strong = audited(checkpoint, config, coef=1e-3)
-    yield Case("SmolLM2, λ = 1e-3: a strong input path", "nothing", strong)
+    strong = audited(checkpoint, config, coef=1.5e-3)
+    yield Case("SmolLM2, λ = 1.5e-3: a strong input path", "nothing", strong)
     plants: tuple[tuple[str, str, Callable[[Any], None]], ...] = (
         ("SmolLM2, 200 added to every logit", "center", shift_logits),
         ("SmolLM2, logits 4 times as large", "not_enough_evidence", scale_logits),

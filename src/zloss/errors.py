@@ -56,7 +56,7 @@ class UnknownNameError(InputError):
         known = list(known)
         near = difflib.get_close_matches(str(got), known, n=1, cutoff=alike)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        # The hint stands first: lists of known names may be long.
+        # The hint comes first: lists of known names may be long.
         super().__init__(f"unknown {kind}: {got!r}.{hint} Known: {', '.join(repr(name) for name in known)}.")
 
 
@@ -76,7 +76,7 @@ class CheckpointError(InputError):
 
 
 class UnsupportedModelError(InputError):
-    """A model whose training loss cannot be taken over exactly; the message names its class and the reason."""
+    """A model whose training loss cannot be replaced exactly; the message names its class and the reason."""
 
 
 class MissingLogitsError(UnsupportedModelError, AttributeError):
@@ -104,7 +104,7 @@ class UnwritableFolderError(OutputError):
 
 
 class DoubleBackwardError(ZlossError, RuntimeError):
-    """Second derivatives were asked of a backend that computes first derivatives only."""
+    """Second derivatives were requested from a backend that computes first derivatives only."""
 
 
 class MissingDependencyError(ZlossError, ImportError):
@@ -165,7 +165,7 @@ def _install(extra: str, options: str = "") -> str:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version; what is no number counts as 0."""
+    """The first two numbers of a version; anything that is not a number counts as 0."""
     parts = [*version.split("."), "0", "0"][:2]
     return tuple(int("".join(itertools.takewhile(str.isdigit, part)) or 0) for part in parts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -46,3 +48,18 @@ def test_a_figure_fails_only_beyond_its_noise() -> None:
     steady, shaky = Timing((1.0, 1.0, 1.0, 1.0)), Timing((1.0, 1.2, 1.1, 1.3))
     assert ratio("a", shaky, steady, 1.0).noise == pytest.approx(0.2)
     assert ratio("a", steady, steady, 1.0).noise == 0
+
+
+def test_the_contenders_of_the_training_benchmarks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of the recorder's benchmark used an attribute that was gone; nothing but a quiet machine ran it."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    steps, integrations, llama = map(importlib.import_module, ("bench_train_step", "bench_integrations", "llama"))
+    monkeypatch.setattr(steps, "llama", lambda vocab, *_: llama.llama(vocab, 32, 64, 1, 2, 2))
+    step = steps.Step(blocks=1)
+    small = integrations.Step(llama.llama(256, 32, 64, 1, 2, 2), 16)
+    for run in (step.plain, step.eager, step.recorded()):
+        before = step.model.lm_head.weight.detach().clone()
+        run()
+        assert not torch.equal(before, step.model.lm_head.weight)
+    for make in (integrations.with_telemetry, integrations.without_telemetry, integrations.applied):
+        make(small)()

@@ -117,6 +117,7 @@ def test_a_strong_input_path_limits_lambda_and_calls_for_nothing(bare: AuditRepo
     found = verdict(weighed(bare, input_path=0.1))
     assert found.action == "nothing"
     assert "Keep λ at 5e-05 or below to stay within that limit." in found.why
+    assert sum("through the input embedding" in said for said in found.why) == 1
 
 
 def test_lambda_is_advised_on_and_never_decides(bare: AuditReport) -> None:

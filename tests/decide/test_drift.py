@@ -54,7 +54,7 @@ def test_what_moved_while_ce_stood_still_and_since_when(
     if state == "invisible":
         assert f"{'rose' if shifts[-1] > shifts[0] else 'fell'} from" in found.finding
     if state == "with_ce":
-        assert found.finding.startswith("CE moved between every two")
+        assert found.finding.startswith("CE moved between all adjacent")
         assert "Softmax does not depend on μ" in found.finding
 
 

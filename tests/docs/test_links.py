@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,12 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
 def test_a_page_of_the_site_links_only_inside_it(page: Path) -> None:
     for link in links_of(page):
         assert (page.parent / link.partition("#")[0]).resolve().is_relative_to(DOCS), link
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "CHANGELOG"], ids=lambda page: page.name)
+def test_every_file_of_the_repository_that_a_page_names_exists(page: Path) -> None:
+    named = re.findall(r"\b(?:tests|tools|benchmarks)/[\w/.-]+\.(?:py|sh|json|txt)\b", page.read_text(encoding="utf-8"))
+    assert [path for path in named if not (ROOT / path).is_file()] == []
 
 
 def test_a_wrong_file_and_a_wrong_heading_are_found(tmp_path: Path) -> None:

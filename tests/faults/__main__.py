@@ -54,7 +54,7 @@ def paired(scenario: Scenario, place: Path, rng: random.Random) -> str:
 
 
 def full(scenario: Scenario, place: Path, rng: random.Random) -> str:
-    """A disk that fills up: one sentence, nothing half written, and after room was made the command goes on."""
+    """A disk that fills up: one sentence, nothing half written, and the command resumes once there is space."""
     if rng.random() < 0.5:
         kind, setup = "full from a write on", full_from_write(place, rng.randrange(1, scenario.writes + 1))
     else:

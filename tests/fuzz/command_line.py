@@ -12,7 +12,7 @@ from tests.train.tiny_run import SCRATCH
 from zloss.cli.main import COMMANDS
 
 LEFT_OUT = ("reproduce",)
-"""They train or convert a model of their own whatever the words are."""
+"""It trains its own models, whatever the arguments."""
 VALUES = (
     *("", "0", "1", "-1", "2", "1e-4", "nan", "inf", "-inf", "1e400", "x", "a,b", "1,2", ",", "ce", "standard,ce"),
     *("none", "\x1b[31m[/x]", "é", "n" * 300, "/", ".", "/proc/self/mem", "/root/none", "--", "-", "auto", "fp32"),

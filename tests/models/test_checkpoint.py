@@ -83,6 +83,8 @@ def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a Hugging Face model"):
         load_checkpoint(str(tmp_path / "empty"))
     folder = save_model("gpt2", tmp_path / "gpt2")
+    with pytest.raises(CheckpointError, match=r"is not a model, but has 1 inside: pass one of them, such as .*gpt2\."):
+        load_checkpoint(str(tmp_path))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
     with pytest.raises(CheckpointError, match="tokenizer"):

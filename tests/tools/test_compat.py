@@ -13,13 +13,13 @@ from tools.compat.record import (
     Record,
     current_record,
     installer_reason,
+    page,
     read_counts,
     read_record,
     write_record,
 )
 from tools.compat.rows import EVERY, ROOT, ROWS, Row, constraints, floor, pinned_versions, ranges, stated_ranges
 from tools.compat.selection import DESELECTED, FILES
-from tools.compat.table import page
 
 PYPROJECT = """
 [project]
@@ -59,11 +59,11 @@ def test_a_row_has_the_floors_and_pins_it_names() -> None:
     assert None not in oldest.values()
 
 
-def test_the_selection_exists_and_has_every_room() -> None:
+def test_the_selection_exists_and_covers_every_package() -> None:
     assert not [file for file in (*FILES, *DESELECTED) if not (ROOT / file.partition("::")[0]).exists()]
-    rooms = {path.name for path in (ROOT / "src/zloss").iterdir() if (path / "__init__.py").is_file()}
+    packages = {path.name for path in (ROOT / "src/zloss").iterdir() if (path / "__init__.py").is_file()}
     selected = {file.split("/")[1] for file in FILES}
-    assert rooms - selected == set()
+    assert packages - selected == set()
 
 
 def test_counts_come_from_the_file_of_pytest(tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ def test_the_installers_reason_names_no_place() -> None:
     assert installer_reason(missing) == "No matching distribution found for torch==2.8"
 
 
-def test_the_page_says_what_failed_and_what_could_not_be_had() -> None:
+def test_the_page_says_what_failed_and_what_was_unavailable() -> None:
     changes = {"failed": 1, "passed": 0, "unavailable": "no Python 3.19"}
     verdicts = [replace(GREEN, **{name: value}).verdict for name, value in changes.items()]
-    assert [GREEN.verdict, *verdicts] == ["green", "red", "red", "could not be had"]
+    assert [GREEN.verdict, *verdicts] == ["green", "red", "red", "unavailable"]
     red = replace(GREEN, row="b", failed=12, failures=tuple(f"test_{i}" for i in range(12)), skips={"no triton": 3})
     none = Outcome("c", "3.19", "a Python to come", "abc", unavailable="This machine has no Python 3.19.")
     text = page(Record({"torch": ">=2.8", "numpy": ""}, ("train",), 3, (GREEN, red, none)))

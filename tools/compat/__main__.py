@@ -2,9 +2,9 @@
 
     python -m tools.compat [--only ROW …] [--out docs/results/compat]
 
-Rows stand in `tools/compat/rows.py`, tests in `tools/compat/selection.py`. A row with the CUDA build of torch takes 5 GB of
+Rows are listed in `tools/compat/rows.py`, tests in `tools/compat/selection.py`. A row with the CUDA build of torch takes 5 GB of
 download and 8 GB of disk, which is freed before the next row. A row takes 5 to 10 minutes on one core. Rows that are not
-asked for keep the result they have. Exit code 1 where a row fails.
+selected keep their results. Exit code 1 if a row fails.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.compat.record import Outcome, current_record, read_record, write_record
+from tools.compat.record import Outcome, current_record, page, read_record, write_record
 from tools.compat.rows import ROOT, ROWS
 from tools.compat.run import commit, run_row
-from tools.compat.table import page
 
 
 def main() -> int:

@@ -1,24 +1,25 @@
-"""What each row gave (versions, counts, failures, or why it could not be had), and compat.json, which holds the outcomes."""
+"""The outcome of each row (versions, counts, failures, or why it is unavailable), compat.json, and the page made from it."""
 
 from __future__ import annotations
 
 import json
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from tools.compat.rows import EXTRAS, ROWS, ranges
 from tools.compat.selection import FILES
+from tools.docs.markdown import table
 
 SCHEMA = "zloss.compat/1"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One row of the table, as it stands in compat.json."""
+    """One row of the table, as in compat.json."""
 
     row: str
     python: str
@@ -38,9 +39,9 @@ class Outcome:
     test_seconds: float = 0.0
 
     @property
-    def verdict(self) -> Literal["green", "red", "could not be had"]:
+    def verdict(self) -> Literal["green", "red", "unavailable"]:
         if self.unavailable:
-            return "could not be had"
+            return "unavailable"
         return "red" if self.failed or not self.passed else "green"
 
     @property
@@ -56,7 +57,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Record:
-    """All of compat.json but its schema."""
+    """Everything in compat.json except its schema."""
 
     stated: dict[str, str]
     """Distribution → the range in pyproject.toml."""
@@ -114,19 +115,98 @@ def read_counts(junit: Path) -> Counts:
 def installer_reason(said: str) -> str:
     """The lines in which pip or uv says why it cannot install, without places of this machine or of an index."""
     lines = [line.strip() for line in said.splitlines()]
-    told = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    reasons = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     if "The conflict is caused by:" in lines:
         begin = lines.index("The conflict is caused by:") + 1
         end = next((i for i in range(begin, len(lines)) if not lines[i]), len(lines))
-        told = [*lines[begin:end], *(line for line in told if "conflicting dependencies" in line)]
+        reasons = [*lines[begin:end], *(line for line in reasons if "conflicting dependencies" in line)]
     elif any(line.startswith("cause:") for line in lines):  # uv
         begin = next(i for i, line in enumerate(lines) if line.startswith("cause:"))
-        told = [" ".join(lines[begin:]).removeprefix("cause:").strip()]
-    told = told or [line for line in lines if line][-1:] or ["the installer gave no reason"]
-    return "; ".join(map(without_places, told))
+        reasons = [" ".join(lines[begin:]).removeprefix("cause:").strip()]
+    reasons = reasons or [line for line in lines if line][-1:] or ["the installer gave no reason"]
+    return "; ".join(map(without_places, reasons))
 
 
 def without_places(text: str) -> str:
-    """A sentence without addresses and absolute paths, whose place is the machine and not the table."""
+    """A sentence without addresses and absolute paths, which belong to this machine."""
     text = re.sub(r"\s*@?\s*\b(?:https?|file)://\S+", "", text)
     return re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+([\w.+-]+)", r"\1", text)
+
+
+# The page
+
+HEAD = """# Versions tested
+
+Which versions of Python and of the dependencies zloss was tested with (`make compat`). Each row is a fresh environment with zloss
+and its extras `{extras}`, in which a fixed selection of the tests ran on one CPU thread: {files} files and
+folders from every package (`tools/compat/selection.py`). The tables list the versions that were installed. The CUDA
+builds of torch ran without a GPU.
+"""
+SHOWN = ("torch", "transformers")
+
+
+def page(record: Record) -> str:
+    """The page with all tables."""
+    parts = [
+        HEAD.format(extras=",".join(record.extras), files=record.files),
+        _rows(record.rows),
+        *(_failures(outcome) for outcome in record.rows if outcome.failures),
+        _unavailable(record.rows),
+        _skips(record.rows),
+        _versions(record.rows, record.stated),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _rows(outcomes: Sequence[Outcome]) -> str:
+    lines = [
+        (
+            f"`{outcome.row}`",
+            outcome.python,
+            *(outcome.installed.get(name, "") for name in SHOWN),
+            f"**{outcome.verdict}**" if outcome.verdict != "green" else "green",
+            *(("", "", "") if outcome.unavailable else map(str, (outcome.passed, outcome.failed, outcome.skipped))),
+            "" if outcome.unavailable else f"{outcome.install_seconds:.0f} + {outcome.test_seconds:.0f}",
+            outcome.commit,
+        )
+        for outcome in outcomes
+    ]
+    head = ("row", "Python", *SHOWN, "verdict", "passed", "failed", "skipped", "seconds", "commit")
+    done = {outcome.row for outcome in outcomes}
+    left = [f"`{row.name}` ({row.what})" for row in ROWS if row.name not in done]
+    not_run = f"\nNot run yet: {', '.join(left)}.\n" if left else ""
+    meanings = "".join(f"- `{outcome.row}`: {outcome.what}\n" for outcome in outcomes)
+    return f"{table(head, lines)}\n\nSeconds: installation + tests.\n\n{meanings}{not_run}"
+
+
+def _failures(outcome: Outcome) -> str:
+    names = "".join(f"- `{name}`\n" for name in outcome.failures[:10])
+    more = len(outcome.failures) - 10
+    return f"## Failures of {outcome.row}\n\n{names}" + (f"- and {more} more\n" if more > 0 else "")
+
+
+def _unavailable(outcomes: Sequence[Outcome]) -> str:
+    reasons = "".join(f"- `{outcome.row}`: {outcome.unavailable}\n" for outcome in outcomes if outcome.unavailable)
+    return f"## Unavailable\n\n{reasons or 'No row was unavailable.'}".rstrip() + "\n"
+
+
+def _skips(outcomes: Sequence[Outcome]) -> str:
+    rows: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        for reason, tests in outcome.skips.items():
+            rows.setdefault(reason, []).append(f"`{outcome.row}` {tests}")
+    if not rows:
+        return ""
+    lines = [(reason, ", ".join(where)) for reason, where in sorted(rows.items())]
+    return "## Skipped tests\n\n" + table(("reason", "row and number of tests"), lines) + "\n"
+
+
+def _versions(outcomes: Sequence[Outcome], ranges: Mapping[str, str]) -> str:
+    """Every stated dependency with its range and the version of each row."""
+    had = [outcome for outcome in outcomes if not outcome.unavailable]
+    lines = [
+        (f"`{name}`", f"`{stated}`" if stated else "any", *(outcome.installed.get(name, "") for outcome in had))
+        for name, stated in ranges.items()
+    ]
+    head = ("distribution", "stated", *(f"`{outcome.row}`" for outcome in had))
+    return "## Installed versions\n\n" + table(head, lines) + "\n"

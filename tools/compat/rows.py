@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 EVERY = "*"
-"""In the place of names: every dependency that pyproject.toml states a range for."""
+"""Instead of names: every dependency that pyproject.toml states a range for."""
 EXTRAS = ("train", "integrations", "triton")
 TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
 """Taken out of the extra `dev`; its formatters, type checker and site are not part of what users run."""

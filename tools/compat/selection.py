@@ -1,10 +1,10 @@
-"""The tests of a row: out of every room those in which a dependency does the work; about 4 minutes on one core."""
+"""The tests of a row: from every package those in which a dependency does the work; about 4 minutes on one core."""
 
 from __future__ import annotations
 
 MARKS = "not slow and not browser"
 
-ROOMS = {
+AREAS = {
     "losses and gradients against fp64": (
         "tests/laws/test_objectives_and_backends.py",
         "tests/head/test_head_loss.py",
@@ -54,5 +54,5 @@ DESELECTED = (
     "tests/cli/test_main.py::test_help_answers_in_half_a_second",
     "tests/models/test_hub.py::test_a_misspelt_folder_is_refused_at_once_with_the_nearest_one",
 )
-"""Bars on seconds say how busy the machine is, not which versions are installed."""
-FILES = tuple(file for files in ROOMS.values() for file in files)
+"""Limits in seconds depend on how busy the machine is, not on the installed versions."""
+FILES = tuple(file for files in AREAS.values() for file in files)

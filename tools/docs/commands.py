@@ -42,7 +42,7 @@ def commands() -> str:
         "# Commands",
         "`zloss COMMAND --help` prints the same options. `zloss` without a command lists the commands, `zloss --version` prints "
         "the version. "
-        "Lists are separated by commas (`--seeds 1,2`); `--text` may be repeated; MODEL stands before `--text`.",
+        "Lists are separated by commas (`--seeds 1,2`); `--text` may be repeated; MODEL comes before `--text`.",
         table(
             ("command", "what it answers"),
             ((f"[`{name}`](#zloss-{name})", summary) for name, (_, summary) in COMMANDS.items()),

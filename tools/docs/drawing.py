@@ -1,6 +1,6 @@
 """Plain SVG for pages in light and dark: one style sheet, axes, bars, dots, boxes and arrows.
 
-The colours follow `prefers-color-scheme`. A browser asks the page that shows the image, so the switch of the site works too.
+The colors follow `prefers-color-scheme`, which a browser takes from the page, so the switch of the site works too.
 """
 
 from __future__ import annotations

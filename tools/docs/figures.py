@@ -1,15 +1,18 @@
-"""The figures of docs/why.md, from committed results; and the drawing source → transport → optimizer."""
+"""The figures of docs/why.md, from committed results; the drawing of source → transport → optimizer; the graph of imports."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
-from tools.docs.drawing import WIDE, Axis, arrow, bar, below, beside, box, dot, line, picture, text
-from tools.docs.packages import packages
+from tools.docs.drawing import WIDE, Axis, arrow, bar, below, beside, box, curve, dot, line, picture, text
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+DOCS = Path(__file__).parents[2] / "docs"
+RESULTS, ARCHITECTURE = DOCS / "results", DOCS / "architecture.md"
+BOX, GAP, STEP = 90, 11, 74
+"""Size and distances of the boxes of packages.svg."""
 
 
 def figures() -> dict[str, str]:
@@ -148,3 +151,48 @@ def transport() -> str:
         parts.append(text(636, 134 + 22 * i, words, "mid"))
     parts.append(text(636, 254, "train, compare", "mono mid"))
     return picture(WIDE, 350, "Source, transport, optimizer: the way of a Z-loss gradient", parts)
+
+
+def edges() -> list[tuple[str, str]]:
+    """(package, package that it imports) of the drawing."""
+    return re.findall(r"^ +(\w+) --> (\w+)$", ARCHITECTURE.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def packages() -> str:
+    """Packages in rows: each is below every package that imports it."""
+    found = edges()
+    level: dict[str, int] = {}
+
+    def depth(package: str) -> int:
+        if package not in level:
+            level[package] = max((depth(above) + 1 for above, below in found if below == package), default=0)
+        return level[package]
+
+    rows: list[list[str]] = []
+    for package in dict.fromkeys(package for edge in found for package in edge):
+        while len(rows) <= depth(package):
+            rows.append([])
+        rows[level[package]].append(package)
+    place: dict[str, float] = {}
+    for row in rows:
+        # A package is centered below those that import it; neighbors keep their distance.
+        wanted = {package: _mean([place[above] for above, below in found if below == package]) for package in row}
+        row.sort(key=lambda package: wanted[package])
+        start = WIDE / 2 - (len(row) - 1) * (BOX + GAP) / 2
+        place |= {package: start + i * (BOX + GAP) for i, package in enumerate(row)}
+    parts = []
+    for above, under in found:
+        parts.append(curve(place[above], 16 + STEP * level[above] + 28, place[under], 16 + STEP * level[under]))
+    for package, x in place.items():
+        y = 16 + STEP * level[package]
+        parts += [box(x - BOX / 2, y, BOX, 28), text(x, y + 18, package, "mid")]
+    return picture(
+        WIDE,
+        16 + STEP * len(rows) - 30,
+        "Packages of zloss: each imports those that its lines lead down to",
+        parts,
+    )
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else WIDE / 2

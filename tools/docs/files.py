@@ -39,7 +39,7 @@ NAMES = {float: "number", int: "integer", str: "text", bool: "true or false", An
 
 
 def records() -> dict[str, Any]:
-    """Schema → record of every file, in the order of `WRITTEN`, newer ones behind."""
+    """Schema → record of every file, in the order of `WRITTEN`, others after them."""
     found: dict[str, Any] = {}
     for module in pkgutil.iter_modules(zloss.results.__path__, "zloss.results."):
         for value in vars(importlib.import_module(module.name)).values():
@@ -55,11 +55,10 @@ def files() -> str:
         WRITTEN_BY,
         "# Files",
         "Every file that zloss writes, with every key. A file is one JSON object; its `schema` names the kind and the version. "
-        "Numbers are finite or null, and a null has a reason beside it. Keys that a version does not know are kept. "
+        "Numbers are finite or null, and a null comes with its reason. Keys that a version does not know are kept. "
         "The meaning of measured numbers is in the [glossary](../glossary.md).",
-        "A reader refuses a file of another schema, a missing key, a value of another type and a number out of its range by the "
-        "name of the key "
-        "(`zloss.results.files.read_record`). `zloss report` joins files of different kinds on one page.",
+        "`zloss.results.files.read_record` rejects another schema, a missing key, a wrong type and a number out of range, and "
+        "names the key. `zloss report` joins files of different kinds on one page.",
         _overview(),
     ]
     for schema, record in records().items():
@@ -70,7 +69,7 @@ def files() -> str:
         "## steps.jsonl",
         _lead("`steps.jsonl`", "`zloss train`, `zloss.record_run`, `attach(..., record=...)`", StepRecord),
     ]
-    parts += ["One line per optimizer step. What telemetry adds stands beside these keys.", *_tables(StepRecord)]
+    parts += ["One line per optimizer step. Telemetry adds further keys.", *_tables(StepRecord)]
     parts += [
         "## provenance.json",
         _lead("`provenance.json`", "the same, one per run", RunProvenance),

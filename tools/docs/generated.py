@@ -6,13 +6,12 @@ import re
 from functools import partial
 from pathlib import Path
 
-from tools.docs import equivalents, evidence
+from tools.docs import tables
 from tools.docs.commands import commands
 from tools.docs.figures import figures
 from tools.docs.files import files
 from tools.docs.glossary import glossary
 from tools.docs.names import names
-from tools.docs.support import support_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -27,11 +26,9 @@ def generated() -> dict[Path, str]:
         DOCS / "reference" / "python.md": with_parts(
             DOCS / "reference" / "python.md", names=names(DOCS / "reference" / "python.md")
         ),
-        DOCS / "coming_from.md": with_parts(
-            DOCS / "coming_from.md", heads=equivalents.heads(), routers=equivalents.routers()
-        ),
-        DOCS / "support_transformers.md": support_page(),
-        DOCS / "evidence.md": with_parts(DOCS / "evidence.md", summary=evidence.summary(), claims=evidence.claims()),
+        DOCS / "coming_from.md": with_parts(DOCS / "coming_from.md", heads=tables.heads(), routers=tables.routers()),
+        DOCS / "support_transformers.md": tables.support_page(),
+        DOCS / "evidence.md": with_parts(DOCS / "evidence.md", summary=tables.summary(), claims=tables.claims()),
         **{DOCS / "figures" / name: text for name, text in figures().items()},
     }
 
@@ -41,11 +38,11 @@ def _filled(part: str, found: re.Match[str]) -> str:
 
 
 def with_parts(path: Path, **parts: str) -> str:
-    """The text of a page with what stands between `<!-- NAME -->` and `<!-- end of NAME -->` made again."""
+    """The text of a page with the parts between `<!-- NAME -->` and `<!-- end of NAME -->` replaced."""
     text = path.read_text(encoding="utf-8")
     for name, part in parts.items():
         marked = re.compile(rf"(<!-- {name}: .*? -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         assert marked.search(text), f"{path.name} has no place for {name}"
-        # A function, not a template: backslashes in a part stand for themselves.
+        # A function, not a template: backslashes in a part are literal.
         text = marked.sub(partial(_filled, part), text)
     return text

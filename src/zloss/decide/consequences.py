@@ -263,7 +263,8 @@ def give_verdict(
         said, why = doubt
         rest = _findings(decisions, skip=tuple(stage for stage, yes in matters.items() if yes))
         return ActionVerdict("not_enough_evidence", said, (*why, *rest), confidence)
-    why = list(_findings(decisions))
+    limiting = [stage for stage in (PATHWAY.name, ROUTER.name) if matters.get(stage)]
+    why = list(_findings(decisions, skip=limiting))
     if settled is not None:
         why.insert(0, f"Matched runs found no Z-loss that helps: {settled.why[0]}")
         confidence = f"{settled.confidence}."
@@ -271,9 +272,9 @@ def give_verdict(
         return ActionVerdict("nothing", "Nothing in these results calls for a change.", tuple(why), confidence)
     planned = report.planned
     said = "Nothing to do: this model needs neither a Z-loss nor a centered head."
-    if matters.get(PATHWAY.name) or matters.get(ROUTER.name):
+    if limiting:
         said = "Nothing to change in this checkpoint; if you train with Z-loss, keep its coefficient low."
-        why = [*(_reason(by_stage[stage]) for stage in (PATHWAY.name, ROUTER.name) if matters.get(stage)), *why]
+        why = [*(_reason(by_stage[stage]) for stage in limiting), *why]
         why += _ceilings(planned, limits) if planned is not None else []
     return ActionVerdict("nothing", said, tuple(dict.fromkeys((*why, *_coefficient(planned, limits)))), confidence)
 
@@ -289,7 +290,7 @@ def _center(report: AuditReport, source: Decision, decisions: Sequence[Decision]
         confidence,
         (
             f"It removes the common shift (p99 |μ| = {source.value:.4g} nats)." if source.value is not None else "",
-            "It does not change predictions or perplexity beyond rounding, and it needs no training.",
+            "It does not change predictions beyond rounding, and needs no training.",
         ),
     )
 
@@ -340,7 +341,7 @@ def _accepted(
     """(method, λ, why, how sure) of an accepted Z-loss on the head: a recommendation's before a comparison's.
 
     A centered head is accepted by construction, since it predicts what CE predicts; whether it is worth having is the
-    consequence of the shift. Router variants are no Z-loss on the head.
+    consequence of the shift. Router variants do not count: they are not a Z-loss on the head.
     """
     for one in recommendations:
         if one.objective not in (None, CE_METHOD, CENTERED_HEAD) and one.level == CONFIRMED and one.coef is not None:
@@ -386,13 +387,16 @@ def _coefficient(planned: PlannedLoss | None, limits: Thresholds) -> list[str]:
     if planned is None or not shares or not planned.coef:
         return []
     share = max(shares)
-    said = f"The Z gradient is {_percent(share)} of the CE gradient over {planned.tokens:,} tokens"
+    scope = "whole model" if share == planned.r_z_model else "head"
+    tokens = f"{planned.tokens:,} tokens"
+    said = f"At λ = {planned.coef:g} the Z gradient of the {scope} is {_percent(share)} of its CE gradient ({tokens})"
     if share < limits.negligible_r_z:
         return [f"{said}: a Z-loss this weak would do nothing."]
     if share > limits.r_z_budget:
         ceiling = one_digit(planned.coef * limits.r_z_budget / share)
+        budget = _percent(limits.r_z_budget)
         return [
-            f"{said}: too strong for a Z-loss, should you train with one; {_percent(limits.r_z_budget)} is λ = {ceiling:g}."
+            f"{said}, which is too strong. If you train with a Z-loss, stay below {budget}: λ = {ceiling:g} or less."
         ]
     return []
 
@@ -411,7 +415,8 @@ def _ceilings(planned: PlannedLoss, limits: Thresholds) -> list[str]:
 
 def _confidence(report: AuditReport, limits: Thresholds) -> str:
     planned = report.planned
-    measured = f"From one checkpoint on {report.corpus.predictions:,} tokens of {report.corpus.name}"
+    text = "pydoc (Python's documentation)" if report.corpus.name == "pydoc" else report.corpus.name
+    measured = f"From one checkpoint on {report.corpus.predictions:,} tokens of {text}"
     caveats, vocab = list[str](), report.model.valid_vocab or report.model.vocab
     if report.corpus.predictions < limits.least_tokens:
         caveats.append(f"The text is short: tails need at least {limits.least_tokens:,.0f} tokens.")

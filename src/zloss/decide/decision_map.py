@@ -154,11 +154,11 @@ def objective_decomposition(report: AuditReport, thresholds: Thresholds) -> Deci
         sizes = f"rms μ = {math.sqrt(shift):.3g} and rms(log Z̃ − c) = {math.sqrt(relative):.3g} nats"
         reason = f"Neither part matters: {sizes}, both below {floor:g}."
     elif fired:
-        reason = f"Both matter: E μ² = {shift:.4g} and E(log Z̃ − c)² = {relative:.4g}; the smaller holds {share:.0%}."
+        reason = f"Both matter: E μ² = {shift:.4g} and E(log Z̃ − c)² = {relative:.4g}; the smaller is {share:.0%} of the sum."
     else:
         larger, smaller = ("μ", "log Z̃ − c") if shift >= relative else ("log Z̃ − c", "μ")
         sizes = f"E μ² = {shift:.4g}, E(log Z̃ − c)² = {relative:.4g}"
-        reason = f"{larger} dominates: {sizes}; {smaller} holds {share:.2g} of the sum."
+        reason = f"{larger} dominates: {sizes}; {smaller} is {share:.0%} of the sum."
     effects = budget_effects(report, thresholds.r_z_budget)
     if raw.diag_z is not None:
         note = f"cross term 2·E[μ(log Z̃ − c)] = {raw.diag_z / coef - total:.4g} removed"

@@ -173,7 +173,7 @@ class WatchedValues:
         self.tested_I = self.shown_I
         """What changes are tested on: the same, or the quantile at `level`."""
         self.level: float | None = None
-        """The tested quantile; None for what is not a quantile."""
+        """The tested quantile; None if it is not a quantile."""
         self.spread_IR: Floats | None = None
         """Resamples of `tested_I`; None if the number does not depend on tokens."""
         if watched.values is None:
@@ -295,10 +295,10 @@ def _finding(movements: Sequence[Movement], *, ce_stood_still: bool) -> str:
         elif lead.quantity in SHIFT_KEYS:
             text += (
                 " No number of the centered head moved with it: it is a common shift of all logits, which `zloss center` "
-                "removes from a checkpoint and a penalty on μ holds in training."
+                "removes from a checkpoint and a penalty on μ limits in training."
             )
         return text + (f" Also while CE stood still: {_list(others)}." if others else "")
-    text = "CE moved between every two neighbouring checkpoints, so no change happened while it stood still."
+    text = "CE moved between all adjacent checkpoints, so the loss curve hides no change."
     if ce_stood_still:
         text = "No drift that CE cannot see: no watched number moved while CE stood still."
     if with_ce:

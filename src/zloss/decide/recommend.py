@@ -30,7 +30,7 @@ LEAST_RUNS = 4
 MOST_CONFIRMING = 5
 """Confirming seeds, at most, that time left over is spent on."""
 SHARE = 0.9
-"""Share of the budget that is planned; the rest is for what a probe of a few steps does not show."""
+"""Share of the budget that is planned; the rest covers what a probe of a few steps does not show."""
 
 
 # Candidates

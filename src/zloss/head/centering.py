@@ -95,7 +95,7 @@ class CenteredHeadWrapper(nn.Module):
 
     z̃ = z_raw − μ_head·1 (paper eq:centered_raw). The raw projection runs as the wrapped head does (16 bits included), so
     the realized softmax is unchanged; the weights are not touched. The output is fp32. Rows from `valid_vocab` on are
-    padding: they are outside the mean, and their logits move with the others, so that a softmax over all rows stays.
+    padding: they are outside the mean, and their logits move with the others, so that a softmax over all rows is unchanged.
 
     >>> import zloss
     >>> deployed = zloss.CenteredHeadWrapper(nn.Linear(8, 11))

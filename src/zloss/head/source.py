@@ -261,8 +261,8 @@ FRAMEWORKS: dict[str, tuple[str | None, str]] = {
         "MaxText names it `z_loss_multiplier` and divides both by the count of tokens that are not padding",
     ),
     "levanter": ("logsumexp_weight", "CE + Z per token, Σ w(CE + Z) / Σ w with the loss weights w"),
-    "Megatron-LM": (None, "it has a Z-loss of routers only (`--moe-z-loss-coeff`)"),
-    "xtuner": (None, "it has a Z-loss of routers only (`ZLossConfig(z_loss_alpha=...)`)"),
+    "Megatron-LM": (None, "it has a Z-loss for routers only (`--moe-z-loss-coeff`)"),
+    "xtuner": (None, "it has a Z-loss for routers only (`ZLossConfig(z_loss_alpha=...)`)"),
 }
 """Framework → (name of the setting or None, its denominator or why there is none)."""
 

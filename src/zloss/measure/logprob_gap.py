@@ -1,4 +1,4 @@
-"""`logprob_gap`: how far the log-probabilities of a trainer and of a sampler are apart."""
+"""`logprob_gap`: how far apart the log-probabilities of a trainer and of a sampler are."""
 
 from __future__ import annotations
 

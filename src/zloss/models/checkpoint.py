@@ -205,7 +205,9 @@ def _read_tokenizer(identifier: str, place: Mapping[str, Any], failure: str, emp
         # A panic of the tokenizers library, which is written in Rust, is not an `Exception`.
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
-        raise CheckpointError(f"{failure} ({first_line(error)}): {remedy}.") from error
+        files = (file for kind in ("tokenizer*", "vocab*", "*.model") for file in Path(identifier).glob(kind))
+        bare = Path(identifier).is_dir() and not any(files)
+        raise CheckpointError(f"{empty if bare else f'{failure} ({first_line(error)})'}: {remedy}.") from error
     if len(set(ids)) < 2:  # transformers makes an empty tokenizer for a folder that has none
         raise CheckpointError(f"{empty}: {remedy}.")
     return tokenizer
@@ -321,6 +323,12 @@ def _not_loadable(name: str, error: Exception, *, can_allow_pickle: bool) -> str
 def not_found(name: str, identifier: str, error: Exception) -> str:
     """An error message for a model that does not exist, with the folder of the most similar name."""
     if Path(name).is_dir():
+        inside = [file.parent for file in Path(name).glob("*/config.json")]
+        if inside:
+            latest = max(inside, key=lambda folder: folder.stat().st_mtime)
+            return (
+                f"the folder {name} is not a model, but has {len(inside)} inside: pass one of them, such as {latest}."
+            )
         return f"the folder {name} is not a Hugging Face model: {first_line(error)}."
     if name == SMOLLM2:
         return (

@@ -98,7 +98,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 def _intact_note(folder: Path) -> dict[str, Any] | None:
     """The note of a conversion if all its files have their checksums; None if one is damaged or missing."""
     try:
-        note = read_object(folder / _NOTE, advice="it is made again")
+        note = read_object(folder / _NOTE, advice="it is written again")
         files = note["files"]
         if not isinstance(note["wants_bos"], bool) or not files:
             return None

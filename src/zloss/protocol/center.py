@@ -336,7 +336,7 @@ def judge_copy(result: Centering, *, shift_noise: float, shift_bits: float) -> C
         return CopyVerdict("discard", f"Discard the copy: {changed}, {where}.")
     if bits >= shift_bits and (before is None or before >= shift_noise):
         return CopyVerdict("keep", f"Keep the copy: {changed}, {where}.")
-    worth = f"a copy is worth keeping from {shift_noise:g} nat and {shift_bits:g} bit on, and this is {bits:+.1f} bit"
+    worth = f"{bits:+.1f} bit; worth it if {shift_noise:g} nat or more fell by {shift_bits:g} bit or more"
     return CopyVerdict("neutral", f"Neutral: {changed} ({worth}), {where}.")
 
 

@@ -107,7 +107,7 @@ def run_recommendation(
 
     `force`: replace the result of something else that `folder` holds. `job`: this process among several, all of which make
     this call and return the same record.
-    What can be refused is refused before the first model is loaded; too small a budget, after a few timed steps.
+    Bad input is refused before the first model is loaded; too small a budget, after a few timed steps.
     """
     work = _Work(config, folder, job, thresholds, progress, view, say, command)
     recorded = work.job.from_first(work.open, force=force)
@@ -174,7 +174,7 @@ class _Work:
     # Inputs
 
     def open(self, *, force: bool) -> tuple[list[FinishedRun], list[int], list[str]] | None:
-        """Refuse what can be refused before a model is loaded; the recorded runs where the settings name some."""
+        """Check what can be checked before a model is loaded; return the recorded runs if the settings name any."""
         config = self.config
         if config.router_convention is not None:
             find_convention(config.router_convention)

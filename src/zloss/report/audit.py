@@ -68,7 +68,9 @@ VERDICTS: dict[bool | None, tuple[Tone, str]] = {
     None: ("open", "not evaluated"),
 }
 """Whether a stage fired → its tone and its word."""
-ADVICE = " A fired stage is worth a closer look; it does not mean that the model is broken."
+ADVICE = (
+    " A stage fires when its number passes the paper's threshold. Whether that matters is the first line of each stage."
+)
 OUTPUT_STAGES = 4
 """The first stages are about the output head: what their actions change is measured on the same text."""
 

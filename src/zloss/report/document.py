@@ -1,6 +1,6 @@
 """A result as a document: the blocks that every result kind is described in, once, for terminal, page and Markdown.
 
-Text is prose: `code` stands between backticks, and symbols (P_Z^99.9, δ_u) are set as mathematics where the renderer can.
+Text is prose: `code` is in backticks, and symbols (P_Z^99.9, δ_u) are set as mathematics where the renderer can.
 `Plain` text, such as the name of a model, is shown letter by letter.
 """
 

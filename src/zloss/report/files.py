@@ -163,7 +163,7 @@ def terminal_document(results: DecidedResults, *, verbose: bool = False) -> Docu
 def write_result(folder: Path, results: DecidedResults, *, figures: bool = True) -> list[Path]:
     """The record of the one result in `results`, comparison.md of a comparison, report.html, then figures.
 
-    Each file appears whole or not at all, and nothing of an earlier result stays.
+    Files are written atomically, and nothing of an earlier result remains.
     """
     (record,) = (record for name in PLURALS.values() for record in getattr(results, name))
     file, page, text = folder / record.FILE, folder / PAGE_FILE, folder / "comparison.md"

@@ -51,7 +51,7 @@ NO_SCRIPT = "The figures of this page are drawn by its script; `zloss report --f
 def to_page(document: Sequence[Block], title: str, *, static: bool = False) -> str:
     """The page; a `static` one has no script, and its figures are pictures.
 
-    Where the package that draws figures is not installed, the page says so and is complete but for them.
+    Where the package that draws figures is not installed, the page says so and is complete except for them.
     """
     figures: Figures = "static" if static else "script"
     scripts, hint = [] if static else [_asset("page.js")], ""

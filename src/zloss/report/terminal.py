@@ -157,7 +157,7 @@ def column_groups(whole: Sequence[int], key_widths: Sequence[int], width: int) -
 
 
 def _shared(room: int, wanted: Sequence[int]) -> list[int]:
-    """The room divided among columns of prose: those that need less leave their rest to the others."""
+    """The width divided among columns of prose: what a column does not need goes to the others."""
     shares, left = [0] * len(wanted), room
     for place, i in enumerate(sorted(range(len(wanted)), key=lambda i: wanted[i])):
         shares[i] = min(wanted[i], left // (len(wanted) - place))

@@ -477,7 +477,7 @@ class AuditReport(ResultRecord):
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a number is None, by its dotted path or that of a parent."""
     notes: tuple[str, ...] = ()
-    """Sentences on how the numbers were measured, such as a block size that the model's positions decided."""
+    """Notes on how the numbers were measured, such as a block size limited by the model's positions."""
     figures: Figures = field(default_factory=Figures)
     """What the figures draw."""
     extreme_tokens: tuple[ExtremeTable, ...] = ()

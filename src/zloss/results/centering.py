@@ -100,7 +100,7 @@ class Centering:
     provenance: Provenance
     """What made it."""
     notes: tuple[str, ...] = ()
-    """Sentences on how the text was cut."""
+    """Notes on how the text was split into blocks."""
     logits: str = "bf16"
     """Precision in which the user's stack stores its logits; the verdict is about it."""
     verdict: CopyVerdict | None = None

@@ -49,7 +49,7 @@ class VerdictPart:
 
 @dataclass(frozen=True)
 class VerdictParts:
-    """The parts of a verdict, which are shown apart; a part that does not apply to a method is None."""
+    """The parts of a verdict, shown separately; a part that does not apply to a method is None."""
 
     coordinate: VerdictPart | None = None
     """Does the method lower the quantity that it is meant to lower?"""

@@ -107,7 +107,7 @@ class Movement:
     noise: float | None = None
     """Half the width of the 95 % interval of the change over the text; None if the number does not depend on tokens."""
     level: float | None = None
-    """Quantile at which the change was tested: the highest with 50 tokens beyond it; None for what is no quantile."""
+    """Quantile at which the change was tested: the highest with 50 tokens beyond it; None if it is not a quantile."""
     ce_change: CeChange | None = None
     """What CE did between the two steps."""
 
@@ -156,7 +156,7 @@ class Drift(ResultRecord):
     provenance: Provenance
     """What made it."""
     notes: tuple[str, ...] = ()
-    """Sentences on how the text was cut."""
+    """Notes on how the text was split into blocks."""
     findings: tuple[DriftFinding, ...] = ()
     """The movements that took place, in short; follows from `movements`."""
     extra: dict[str, Any] = field(default_factory=dict)
@@ -198,4 +198,4 @@ class KeptCheckpoint(ResultRecord):
     blocks: ValidationBlocks
     """CE and tails block by block."""
     notes: tuple[str, ...] = ()
-    """Sentences on how the text was cut."""
+    """Notes on how the text was split into blocks."""

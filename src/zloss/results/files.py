@@ -78,7 +78,7 @@ def read_record(path: Path, record_type: type[Read]) -> Read:
 
 
 def write_record(path: Path, record: ResultRecord) -> None:
-    """Write the file of a record; it appears whole or not at all."""
+    """Write the file of a record, atomically."""
     write_json(path, record.to_dict())
 
 

@@ -62,7 +62,7 @@ LOCK_FILE = ".zloss-lock"
 """Contains the process id of its holder; removed when the holder exits normally."""
 
 _ATTEMPTS = 1000
-"""How often the folder is made again where other processes remove it, empty, at the same moment."""
+"""How often to recreate the folder if other processes remove it, empty, at the same moment."""
 
 
 @contextlib.contextmanager
@@ -201,7 +201,7 @@ def refuse_strangers(folder: Path, sources: Sequence[Path], *, force: bool = Fal
 
 
 def owners(folder: Path) -> list[Owner]:
-    """The results in the folder that have a page; a file that is damaged belongs to nobody."""
+    """The results in the folder that have a page; unreadable files are ignored."""
     return [owner for name in RECORD_FILES if (owner := _owner(folder / name)) is not None]
 
 
@@ -241,7 +241,7 @@ def _text(data: Any, path: str) -> str:
 
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """An empty folder to fill; when the block ends it is synced and stands at `target`, in place of an earlier one.
+    """An empty folder to fill; when the block ends it is synced and moved to `target`, replacing an earlier one.
 
     When the block raises, it is removed and `target` stays as it was; a failed write, also one of safetensors, tokenizers
     or torch, is an `OutputError`. Folders that killed processes left half filled are removed first.

@@ -1,4 +1,4 @@
-"""Read JSON strictly, and write files that appear whole or not at all.
+"""Read JSON strictly, and write files atomically.
 
 Python's own parser accepts NaN and Infinity, turns 1e999 into an infinity, and fails on deep nesting with a `RecursionError`.
 No file of zloss has any of them, so here all of them are errors. A file is written next to its place under a name with the id

@@ -1,4 +1,4 @@
-"""How far two sets of log-probabilities of the same tokens are apart: the record, and its numbers from δ."""
+"""How far apart two sets of log-probabilities of the same tokens are: the record, and its numbers from δ."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LogprobGap:
     mean: float | None
     """Mean of δ."""
     mean_se: float | None
-    """Standard error of the mean, with tokens taken as independent; None for fewer than two."""
+    """Standard error of the mean, treating tokens as independent; None for fewer than two."""
     outside_tight: float | None
     """Share of tokens whose e^δ is outside [0.999, 1.002]."""
     outside_1: float | None

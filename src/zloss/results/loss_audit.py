@@ -63,7 +63,7 @@ class Finding:
     id: str
     """Name of the question, such as "zero_gradient_z"."""
     verdict: Verdict
-    """ "pass", "finding", or "not_applicable" where the question could not be asked."""
+    """ "pass", "finding", or "not_applicable" if the check does not apply."""
     sentence: str
     """What was seen; of a question that does not apply, why, and what to pass so that it does."""
     figure: float | None = None

@@ -125,7 +125,7 @@ def shared_keys(command: str, started: datetime, seconds: float) -> dict[str, An
 
 
 def write_run_provenance(folder: Path, provenance: RunProvenance) -> None:
-    """Put provenance.json into the folder of a run; it appears whole or not at all."""
+    """Write provenance.json into the folder of a run, atomically."""
     write_json(folder / RUN_FILE, to_plain(provenance))
 
 

@@ -496,7 +496,7 @@ def define(path: str) -> Definition | None:
 
 
 def symbol(key: str) -> str:
-    """How the quantity is written; a key without an entry stands for itself."""
+    """How the quantity is written; a key without an entry is shown as it is."""
     found = define(key)
     return key if found is None else found.symbol
 

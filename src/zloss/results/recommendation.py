@@ -101,7 +101,7 @@ NOT_TESTED = "longer training and other scales were not tested"
 
 @dataclass(frozen=True)
 class ArmResult:
-    """One candidate, with what the first seed and the selecting half of the validation text said of it."""
+    """One candidate, with its results on the first seed and the selecting half of the validation text."""
 
     method: str
     """Name of the objective."""

@@ -73,7 +73,7 @@ def written_with(name: str) -> Mapping[str, str]:
 
 
 def flat(prefix: str = "") -> Mapping[str, str]:
-    """Metadata of a record, or of a dict whose keys begin with `prefix`, whose keys stand among those of its owner.
+    """Metadata of a record, or of a dict whose keys begin with `prefix`, whose keys are among those of its owner.
 
     A record that may be None is None if the file has none of its keys.
     """

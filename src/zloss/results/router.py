@@ -156,7 +156,7 @@ class MeasuredScale(ResultRecord):
     something else, and the figures are those of the nearest squared log-normalizer. "undetermined": more than one of these
     explains the gradient up to rounding."""
     name: str = ""
-    """What was measured, in the words of whoever measured it."""
+    """What was measured, as described by the caller."""
     limit: float = EXPLAINED
     """Residual up to which a penalty was taken to explain the gradient: 1e-3, or what rounding in the dtype of router logits
     and weights can leave if that is more."""
@@ -242,7 +242,7 @@ class RouterFindings:
     """Why numbers are missing."""
     coef_origin: CoefOrigin = "hypothetical"
     """Whose coefficient `coef` is. "hypothetical": neither the model nor the caller states one, and every number that
-    depends on it (`absolute`, `correction_norm`) tells what that coefficient would do."""
+    depends on it (`absolute`, `correction_norm`) shows what that coefficient would do."""
     coef_key: str | None = None
     """Key of the model's configuration that `coef` was read from."""
 

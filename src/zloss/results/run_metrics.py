@@ -278,7 +278,7 @@ def _close(value: float | None, expected: float | None, *, absolute: float = 0.0
 
 
 def write_metrics(folder: Path, metrics: RunMetrics) -> None:
-    """Put metrics.json into the folder of a run; it appears whole or not at all."""
+    """Write metrics.json into the folder of a run, atomically."""
     write_json(folder / METRICS_FILE, metrics.to_dict())
 
 

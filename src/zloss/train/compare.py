@@ -200,7 +200,7 @@ def _std(numbers: Sequence[float]) -> float | None:
 
 
 def _trajectory(base: FinishedRun, run: FinishedRun) -> Trajectory:
-    """How far the training losses and CE of two matched runs are apart, step by step."""
+    """How far apart the training losses and CE of two matched runs are, step by step."""
     pairs = list(zip(base.steps, run.steps, strict=False))
     gaps = [abs(a.cross_entropy - b.cross_entropy) for a, b in pairs]
     differ = (a.step for a, b in pairs if (a.cross_entropy, a.grad_norm) != (b.cross_entropy, b.grad_norm))

@@ -58,7 +58,7 @@ class FinishedRun:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """The numbers of `record` under their flat keys in metrics.json, for what walks over all of them."""
+        """The numbers of `record` under their flat keys in metrics.json, for code that visits all of them."""
         return self.record.to_dict()
 
     @property
@@ -199,7 +199,9 @@ def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
     if not runs and (folder / METRICS_FILE).is_file():
         raise InputError(f"{folder} is one run: pass the folder that holds it and the runs it is compared with.")
     if not runs:
-        raise InputError(f"{folder} contains no finished run: expected folders with a {METRICS_FILE}.")
+        raise InputError(
+            f"{folder} contains no finished run of `zloss train` or `zloss.record_run`, which is a folder with a {METRICS_FILE}."
+        )
     return runs, unfinished
 
 

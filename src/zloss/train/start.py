@@ -36,7 +36,7 @@ class Start:
     checkpoint: Checkpoint
     """As loaded or built; every run trains a separate model, see `initial_checkpoint`."""
     notes: tuple[str, ...] = ()
-    """Sentences on how the texts were cut."""
+    """Notes on how the texts were split into blocks."""
 
     def with_block_size(self, config: TrainConfig) -> TrainConfig:
         """`config` with the block size of these texts, if it leaves that to the model."""

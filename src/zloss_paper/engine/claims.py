@@ -60,7 +60,7 @@ class Claim:
     statement: str
     check: Check
     reading: str = ""
-    """What of the check is ours: thresholds and tolerances the paper does not give."""
+    """Our part of the check: thresholds and tolerances that the paper does not give."""
 
 
 class Missing(Exception):

@@ -51,7 +51,7 @@ class GivenModel:
 
     @property
     def printed(self) -> str:
-        """Its name in a table where it is not a model of the paper."""
+        """Its name in a table, if it is not one of the paper's models."""
         return Path(self.word).name if Path(self.word).exists() else self.word
 
 

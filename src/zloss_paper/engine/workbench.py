@@ -237,7 +237,7 @@ def _weights_by_files(model: str) -> str:
 
 
 def _kept(read: Callable[[], Result]) -> Result | None:
-    """What a file holds; None if it is missing, cut off or of another version, so that it is made again."""
+    """What a file holds; None if it is missing, truncated or of another version, so that it is computed again."""
     try:
         return read()
     except InputError:

@@ -106,7 +106,7 @@ def _correlations(pair: Pair) -> Tested:
 
 
 def _caption() -> PaperTable:
-    """The caption's numbers, under the model it is about."""
+    """The numbers of the caption, with the model that they describe."""
     printed = paper_table("text:gradient_geometry")
     lines = tuple(replace(line, key={"model": "GPT-2", **line.key}) for line in printed.table)
     return replace(printed, table=Table(lines))

@@ -117,8 +117,7 @@ class MoeTable:
         seeds = (1, 2, 3) if paper else (1, 2)
         grid = Grid(base, ("ce",), (0.0,), seeds, routers=self.variants, router_coefs=(ROUTER_COEF,))
         sources = text_sources(overrides.texts, corpus, overrides.text_source)
-        aside = "the given models were left aside: this table trains a model of its own from scratch"
-        notes = (aside,) if overrides.models else ()
+        notes = ("`--model` was ignored: this table trains its own model from scratch",) if overrides.models else ()
         deviations = []
         if {source.corpus for source in sources} != {WIKITEXT}:
             deviations.append(f"the text is {' + '.join(source.title for source in sources)}, not {WIKITEXT}")

@@ -28,7 +28,7 @@ from tests.integrations.transformers.small_models import (
     truth,
 )
 from tests.integrations.transformers.tiny_configs import build_tiny, causal_classes
-from tools.docs.support import support_page
+from tools.docs.tables import support_page
 from zloss.errors import ZlossError
 from zloss.integrations.transformers import apply
 from zloss.integrations.transformers.apply import SUPPORT

@@ -65,4 +65,4 @@ def test_paper_scale_is_the_papers_and_a_model_that_is_not_used_is_said() -> Non
         assert (moe.load_balance, grid.router_coefs, grid.base.steps, len(grid.seeds)) == (1e-2, (1e-3,), steps, 3)
         assert grid.base.corpus == "wikitext-103"
         assert not find_recipe(label).configure("smoke", Overrides()).notes
-        assert "left aside" in find_recipe(label).configure("smoke", Overrides(models=("gpt2",))).notes[0]
+        assert "ignored" in find_recipe(label).configure("smoke", Overrides(models=("gpt2",))).notes[0]

@@ -225,7 +225,7 @@ def write_parquet(file: Path, parts: Iterator[Columns], facts: Mapping[str, str]
 
 
 def save_columns(folder: Path, columns: Columns, facts: Mapping[str, str]) -> None:
-    """Write columns that are in memory as tokens.parquet of a folder; the file appears whole or not at all."""
+    """Write columns that are in memory as tokens.parquet of a folder; the file is written atomically."""
     if importlib.util.find_spec("pyarrow") is None:
         raise MissingDependencyError("pyarrow", f"writing {TOKENS_FILE}", "audit")
     place = folder / PARTS_FOLDER

@@ -71,7 +71,7 @@ class ImplementationAuditConfig(TextOptions):
         if not self.logit_scales or not all(math.isfinite(scale) and scale > 0 for scale in self.logit_scales):
             raise InputError(f"`logit_scales` are expected to be finite numbers > 0, but got {self.logit_scales!r}.")
         if not self.methods:
-            raise InputError("`methods` is expected to name at least one method, ce among them for a reference.")
+            raise InputError("`methods` is expected to name at least one method, and to include ce as the reference.")
 
     @property
     def storages(self) -> tuple[Storage, ...]:

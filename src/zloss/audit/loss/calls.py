@@ -405,7 +405,7 @@ def _reported(name: str, value: Any) -> Reported:
 def _process_restored(*, environment_too: bool = True) -> Iterator[None]:
     """Run foreign code and put the working directory, the environment and the standard streams back as they were.
 
-    A module that is imported may set variables for the loss in it: `environment_too=False` keeps those.
+    An imported module may set variables that its loss needs: `environment_too=False` keeps those.
     """
     folder, streams, environment = _working_directory(), (sys.stdout, sys.stderr), dict(os.environ)
     try:
@@ -452,7 +452,7 @@ class _TimeIsUp(BaseException):
 
 @contextlib.contextmanager
 def _limited(seconds: float | None, name: str) -> Iterator[None]:
-    """An error if the block takes longer than `seconds`; None is no limit.
+    """An error if the block takes longer than `seconds`; None means no limit.
 
     The system's timer interrupts Python code, sleeping and waiting for locks. It needs the main thread; in other threads, and
     where the system has no such timer, nothing is limited.

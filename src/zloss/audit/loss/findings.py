@@ -1,6 +1,6 @@
 """The questions put to a loss. Each is one function: its id (the name), severity, measurement, sentence and witness.
 
-A question measures on the draw that `evidence.draw` holds. `answer_all` puts every question to the first draw, and every error
+Each question is measured on the draw in `evidence.draw`. `answer_all` puts every question to the first draw, and every error
 and warning again to the second, independent one: a finding that the second draw does not reproduce is not reported. Remedies
 are in `REMEDIES` (`decide/stages.py`), which the decision map reads without torch. The module is long because there are
 many questions; each reads alone.
@@ -159,7 +159,7 @@ class Question:
 
 
 def _lacking(e: Evidence, needs: Need) -> str | None:
-    """Why a question cannot be asked; None if it can."""
+    """Why a check does not apply; None if it does."""
     has_z, known = e.ident.identified.has_z, e.ident.known
     if needs == "stable" and not e.stable:
         return UNSTABLE
@@ -270,7 +270,7 @@ def zero_gradient_z(e: Evidence) -> Finding:
 FACTOR_LIMIT = 5e-2
 """A factor on Z or CE with 16-bit logits that rounding of the gradient to 16 bits does not explain."""
 BF16_STORED = 5e-3
-"""Error of dW on bf16 inputs that only bf16 logits explain. Stated, not held against it: it needs bf16 inputs to happen."""
+"""Error of dW on bf16 inputs that only bf16 logits explain. A note, not an error: it only happens with bf16 inputs."""
 
 
 @finding("error")
@@ -1004,7 +1004,7 @@ WEIGHTS = {
 
 @finding("warning", repeat=False)
 def unexplained_source(e: Evidence) -> Finding:
-    """Is all of the gradient explained by CE and a penalty of the known good kind? If so, the objective in one sentence."""
+    """Is all of the gradient explained by CE and a known, correct penalty? If so, the objective in one sentence."""
     ident, got = e.ident, e.ident.identified
     quantities = () if ident.fit is None else ident.fit.quantities
     if ident.how == "rounded":

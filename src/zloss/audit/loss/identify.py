@@ -905,7 +905,7 @@ def unrepeatable(
                 seed is not None and change(None) <= limit and abs(change(seed) - changed) <= limit * max(1.0, changed)
             )
         except LossCallError as error:
-            return f"A call that worked at first fails when it is made again ({box.calls} calls): {error}", None
+            return f"A call that worked at first fails when it is repeated ({box.calls} calls): {error}", None
         why = "the loss draws random numbers" if random else "the loss keeps state"
         when = "under another random seed" if random else "when called again"
         return f"The same inputs give another answer {when} (relative change {changed:.3g}): {why}.", changed

@@ -305,8 +305,8 @@ def source_on_model(
 def _unblurred(ident: Identification) -> tuple[Identification, str | None]:
     """A loss of low precision with the usual λ and c inside the identified intervals, and a sentence that says so.
 
-    Its own rounding blurs what was identified, c most of all. A c of 0 or log V inside the interval is taken, and the λ of
-    fewest digits; without such a c nothing is assumed, because a wrong c would be read as an error of the source.
+    Its own rounding blurs what was identified, c most of all. If 0 or log V is inside the interval it is used as c, with the λ
+    that has the fewest digits; otherwise nothing is assumed, because a wrong c would be read as an error of the source.
     """
     got, model = ident.identified, ident.model
     if ident.how != "rounded" or len(model.penalties) != 1 or got.coef is None or got.target is None:

@@ -1,4 +1,4 @@
-"""What a loss returns next to the loss, recognised by its numbers on several probes and not by its place."""
+"""What a loss returns next to the loss, recognized by its numbers on several probes, not by its position."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ EXPLAINED = 1e-3
 
 @dataclass(frozen=True)
 class Warp:
-    """What a loss does to its logits before the softmax: z' = cap · tanh(s z / cap); `cap` None is no softcap."""
+    """What a loss does to its logits before the softmax: z' = cap · tanh(s z / cap); `cap` None means no softcap."""
 
     scale: float = 1.0
     cap: float | None = None

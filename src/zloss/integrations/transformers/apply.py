@@ -119,7 +119,7 @@ def _refuse_known(model: Any, objective: Objective) -> None:
             f"{name} is not a transformers model (it has no `config`): call zloss.head_loss in its training step instead."
         )
     if name in UNSUPPORTED:
-        raise UnsupportedModelError(f"{name} cannot be taken over: {UNSUPPORTED[name]}.")
+        raise UnsupportedModelError(f"the loss of {name} cannot be replaced: {UNSUPPORTED[name]}.")
     for key in MODEL_Z_KEYS:
         if getattr(config, key, None):
             raise UnsupportedModelError(
