@@ -34,6 +34,7 @@ class Framework:
 
 
 FRAMEWORKS = {
+    "jax": Framework(("jax", "jaxlib", "ml_dtypes", "opt_einsum"), ("tests/audit/loss/test_jax.py",)),
     "megatron": Framework(("megatron-core",), ("tests/integrations/test_megatron.py",)),
 }
 

@@ -6,7 +6,6 @@ Axes: T tokens, V vocabulary, D width. Linear losses are called on heads that ho
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import importlib.util
 import inspect
@@ -338,7 +337,7 @@ def _read_output(returned: Any, name: str, logits_entries: int) -> tuple[Tensor,
     entries = list(_entries(returned))
     if not entries:
         raise LossCallError(
-            f"{name} returned {_describe(returned)}, but a loss is expected: a scalar tensor, a tuple whose first item is "
+            f"{name} returned {_kind(returned)}, but a loss is expected: a scalar tensor, a tuple whose first item is "
             "the loss, or an object with `.loss`."
         )
     names = [key for key, _ in entries]
@@ -347,7 +346,7 @@ def _read_output(returned: Any, name: str, logits_entries: int) -> tuple[Tensor,
     loss = entries[index][1]
     if not isinstance(loss, Tensor):
         raise LossCallError(
-            f"{name} gives {_describe(loss)} as its loss, but a tensor with a gradient is expected: "
+            f"{name} gives {_kind(loss)} as its loss, but a tensor with a gradient is expected: "
             "return the loss before `.item()` or `float()`."
         )
     return loss, {
@@ -366,7 +365,10 @@ def _entries(returned: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(returned, (tuple, list)):
         pairs = [(f"item {i}", value) for i, value in enumerate(returned)]
     elif any(hasattr(returned, key) for key in LOSS_NAMES):
-        pairs = [(key, getattr(returned, key)) for key in _attributes(returned)]
+        names = getattr(returned, "__dict__", None) or getattr(returned, "__dataclass_fields__", ())
+        stored = [key for key in names if not key.startswith("_")]
+        known = [key for key in (*LOSS_NAMES, *Z_NAMES, "cross_entropy", "ce") if hasattr(returned, key)]
+        pairs = [(key, getattr(returned, key)) for key in dict.fromkeys((*stored, *known))]
     else:
         return
     for key, value in pairs:
@@ -376,18 +378,7 @@ def _entries(returned: Any) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _attributes(returned: Any) -> list[str]:
-    if dataclasses.is_dataclass(returned):
-        names = [field.name for field in dataclasses.fields(returned)]
-    else:
-        names = [key for key in getattr(returned, "__dict__", {}) if not key.startswith("_")]
-    known = [key for key in (*LOSS_NAMES, *Z_NAMES, "cross_entropy", "ce") if hasattr(returned, key)]
-    return [*names, *(key for key in known if key not in names)]
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)}"
+def _kind(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 

@@ -324,7 +324,7 @@ def _refined(chosen: Fit, first: Draw, eps: float) -> Fit:
     use, top_TV = probe.saturated_T, probe.argmax_TV(split=False)
     s_T = (grad_TV * top_TV).sum(-1) / (chosen.quantities[0].shape(probe) * top_TV).sum(-1)
     v, s, sigma = chosen.quantities[0].value(probe)[use], s_T[use], eps * s_T[use].abs() + 1e-300
-    slope, level = _line(v, s, sigma)
+    slope, level = straight_line(v, s, sigma)
     if float(((s - slope * v - level) / sigma).abs().max()) > 3:
         return chosen
     columns = torch.stack([v, torch.ones_like(v)], dim=-1) / sigma.unsqueeze(-1)
@@ -461,7 +461,7 @@ def _squared_in_part(v: Tensor, s: Tensor, slack: Tensor, batch: Tensor, row: Te
     """
 
     def linear(some: Tensor) -> bool:
-        slope, level = _line(v[some], s[some], slack[some])
+        slope, level = straight_line(v[some], s[some], slack[some])
         return bool(((s - slope * v - level).abs() <= slack + 1e-5 * s.abs())[some].all())
 
     batches = [batch == i for i in sorted(set(batch.tolist()))]
@@ -471,7 +471,7 @@ def _squared_in_part(v: Tensor, s: Tensor, slack: Tensor, batch: Tensor, row: Te
             f"a source that is linear in {words} within a batch, with a slope or level that changes from batch to batch"
         )
         return seen, any(not bool(on[here].any()) for here in batches)
-    slope, level = _line(v[on], s[on], slack[on]) if int(on.sum()) > 1 else (0.0, 0.0)
+    slope, level = straight_line(v[on], s[on], slack[on]) if int(on.sum()) > 1 else (0.0, 0.0)
     # Where the line itself passes through 0 a token says nothing.
     missing = ((slope * v + level).abs() > slack) & ~on
     if not linear(on) or not bool(missing.any()):
@@ -483,7 +483,8 @@ def _squared_in_part(v: Tensor, s: Tensor, slack: Tensor, batch: Tensor, row: Te
     return f"a squared penalty on {words} on {len(places)} of {tokens} tokens only (row {told})", False
 
 
-def _line(v: Tensor, s: Tensor, slack: Tensor) -> tuple[float, float]:
+def straight_line(v: Tensor, s: Tensor, slack: Tensor) -> tuple[float, float]:
+    """Slope and level of the best line through s(v), each point weighted by its 1/slack."""
     columns = torch.stack([v, torch.ones_like(v)], dim=-1) / slack.unsqueeze(-1)
     slope, level = torch.linalg.lstsq(columns, (s / slack).unsqueeze(-1), driver="gelsd").solution.flatten().tolist()
     return slope, level
