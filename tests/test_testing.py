@@ -29,9 +29,10 @@ def test_a_right_loss_passes_and_its_audit_comes_back() -> None:
 def test_a_finding_is_raised_with_its_witness(loss: object, options: dict[str, object], id: str) -> None:
     with pytest.raises(LossCheckError) as raised:
         check_loss(loss, **options)  # type: ignore[arg-type]
-    first, finding, witness = str(raised.value).splitlines()
-    assert first.startswith("the loss")
-    assert finding.startswith(f"error {id}: ")
+    first, *lines = str(raised.value).splitlines()
+    assert first == f"the loss {loss.__qualname__!r} does not pass its audit:"  # type: ignore[attr-defined]
+    findings = {line.split()[1]: witness for line, witness in zip(lines[::2], lines[1::2], strict=True)}
+    witness = findings[f"{id}:"]
     assert re.search(
         r"expected \S+, measured \S+, noise \S+ \(probe '.+', T = \d+, V = \d+, float64, seed 0\)$", witness
     )

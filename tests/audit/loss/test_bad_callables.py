@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import time
@@ -18,7 +19,7 @@ from zloss.audit.loss.calls import load_function
 from zloss.audit.loss.run import audit_loss
 from zloss.cli.audit_loss import AuditLoss
 from zloss.cli.main import main
-from zloss.errors import InputError
+from zloss.errors import InputError, MissingDependencyError
 from zloss.results.loss_audit import LossAudit
 
 SCRIPT = """
@@ -139,6 +140,13 @@ def test_what_is_no_loss_is_refused_in_one_sentence(loss: Any, words: str, scrip
 def test_wrong_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         audit_loss(**{"fn": F.cross_entropy, **options})
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is not None, reason="JAX is installed")
+def test_a_jax_loss_without_jax_is_one_sentence() -> None:
+    words = r"Auditing a JAX loss needs the package 'jax>=0.8', which is not installed: pip install 'zloss\[jax\]'"
+    with pytest.raises(MissingDependencyError, match=words):
+        audit_loss(F.cross_entropy, jax=True)
 
 
 def test_a_loss_that_wants_a_batch_axis_is_given_one() -> None:

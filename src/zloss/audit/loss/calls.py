@@ -159,6 +159,14 @@ class BlackBox:
             beyond=float(grad_TV[tokens:].norm()),
         )
 
+    def attempt(self, probe: Probe, dtype: torch.dtype) -> Outcome | None:
+        """The same; None if the loss fails or is not finite."""
+        try:
+            outcome = self(probe, dtype)
+        except LossCallError:
+            return None
+        return outcome if outcome.finite else None
+
     def value(self, logits_TV: Tensor, target_T: Tensor, dtype: torch.dtype = torch.float64) -> float:
         """The scalar alone, as a training step would see it (inputs still require gradients)."""
         logits_TV, target_T = self._moved(logits_TV, target_T)
@@ -365,7 +373,7 @@ def _entries(returned: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(returned, (tuple, list)):
         pairs = [(f"item {i}", value) for i, value in enumerate(returned)]
     elif any(hasattr(returned, key) for key in LOSS_NAMES):
-        names = getattr(returned, "__dict__", None) or getattr(returned, "__dataclass_fields__", ())
+        names = getattr(returned, "__dict__", {}) or getattr(returned, "__dataclass_fields__", {})
         stored = [key for key in names if not key.startswith("_")]
         known = [key for key in (*LOSS_NAMES, *Z_NAMES, "cross_entropy", "ce") if hasattr(returned, key)]
         pairs = [(key, getattr(returned, key)) for key in dict.fromkeys((*stored, *known))]

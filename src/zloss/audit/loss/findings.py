@@ -82,11 +82,7 @@ class Evidence:
 
     def attempt(self, probe: Probe, dtype: torch.dtype | None = None) -> Outcome | None:
         """The same; None if the loss fails or is not finite."""
-        try:
-            outcome = self.call(probe, dtype)
-        except LossCallError:
-            return None
-        return outcome if outcome.finite else None
+        return self.box.attempt(probe, dtype or self.ident.dtype)
 
     @cached_property
     def weights(self) -> tuple[Weights, ...]:
@@ -480,12 +476,9 @@ def _directions(e: Evidence) -> Iterator[tuple[str, Probe, Outcome, Tensor, floa
 
 def _slope(e: Evidence, words: str, probe: Probe, outcome: Outcome, direction: Tensor, step: float) -> Slope | None:
     """The derivative along one direction; None if the scalar cannot be read finely enough."""
-    try:
-        low2, low1, high1, high2 = values = [
-            e.box.value(probe.logits_TV + k * step * direction, probe.target_T, e.ident.dtype) for k in (-2, -1, 1, 2)
-        ]
-    except LossCallError:
-        return None
+    low2, low1, high1, high2 = values = [
+        e.box.value(probe.logits_TV + k * step * direction, probe.target_T, e.ident.dtype) for k in (-2, -1, 1, 2)
+    ]
     if not all(abs(value) < math.inf for value in values):
         return None
     scalar = (8 * (high1 - low1) - (high2 - low2)) / (12 * step)
@@ -548,10 +541,7 @@ def all_ignored_nonfinite(e: Evidence) -> Finding:
         # With hidden and weight an infinite logit cannot be given to one token alone.
         logits, keep = probe.logits_TV.clone(), torch.arange(tokens) != 1
         logits[1, 0] = math.inf
-        try:
-            leak = e.call(replace(probe, logits_TV=logits).masked(keep))
-        except LossCallError as error:
-            return passed(f"All-ignored batches give a finite loss; infinite logits could not be tried: {error}")
+        leak = e.call(replace(probe, logits_TV=logits).masked(keep))
         # The ignored row's own gradient is not looked at: PyTorch's cross_entropy leaves NaN there.
         if not (math.isfinite(leak.value) and bool(torch.isfinite(leak.grad_TV[keep]).all())):
             return found(
@@ -785,10 +775,7 @@ def reported_z_no_gradient(e: Evidence) -> Finding:
     if not plain.requires_grad:
         return passed("The reported Z is openly detached: nobody can train on it by mistake.")
     witness = e.witness(f"norm of the gradient of `{plain.name}` at the logits", 0.0, float(outcome.grad_TV.norm()))
-    try:
-        norm = float(e.call(probe, through=plain.name).grad_TV.norm())
-    except LossCallError as error:
-        return found(f"The reported Z requires a gradient, but backward through it fails: {error}", None, witness)
+    norm = float(e.call(probe, through=plain.name).grad_TV.norm())
     if norm == 0.0:
         words = "The reported Z has `requires_grad`, but its gradient at the logits is zero: silently."
         return found(words, 0.0, witness)

@@ -778,13 +778,10 @@ def _classes_apart(box: BlackBox, space: Space, backwards: bool) -> dict[int, Sp
     for start in range(0, space.lanes, space.tokens):
         target_T = order[start : start + space.tokens]
         probe = Probe(row.expand(len(target_T), -1), target_T, space.lanes)
-        try:
-            outcome = box(probe, torch.float32)
-        except LossCallError:
+        outcome = box.attempt(probe, torch.float32)
+        if outcome is None or not bool(outcome.grad_TV.any()):
             return None
         loud_T = outcome.grad_TV.norm(dim=-1) > 0
-        if not outcome.finite or not bool(loud_T.any()):
-            return None
         apart |= {int(index): None for index in target_T[~loud_T]}
         rows = decompose([(probe, outcome.grad_TV)], UNIT["float32"])
         w_T, s_T, slack_T = rows.b_T + rows.g_T, rows.k_T, 4 * rows.tolerance_T
@@ -845,11 +842,8 @@ def _targets_unused(box: BlackBox, ident: Identification) -> bool:
     """Whether other targets, and ignored ones, leave value and gradient as they were: a function of the logits alone."""
     probe, first = ident.first.probes["mixed"], ident.first.outcomes["mixed"]
     keep = torch.arange(len(probe.target_T)) % 3 == 0
-    try:
-        others = [box(other, ident.dtype) for other in (probes.likely(probe, ident.space.avoid), probe.masked(keep))]
-    except LossCallError:
-        return False
-    return all(one.value == first.value and torch.equal(one.grad_TV, first.grad_TV) for one in others)
+    others = [box.attempt(one, ident.dtype) for one in (probes.likely(probe, ident.space.avoid), probe.masked(keep))]
+    return all(one and one.value == first.value and torch.equal(one.grad_TV, first.grad_TV) for one in others)
 
 
 # Precision and repeatability.
@@ -888,7 +882,7 @@ def computes_in(box: BlackBox, probe: Probe, dtype: torch.dtype) -> str:
 
 def unrepeatable(
     box: BlackBox, probe: Probe, first: Outcome, dtype: torch.dtype, seeds: Sequence[int | None], limit: float
-) -> tuple[str, float | None] | None:
+) -> tuple[str, float] | None:
     """A sentence and the change where the same inputs give another answer than at `first`, at once or under a random seed."""
 
     def change(seed: int | None) -> float:
@@ -897,16 +891,12 @@ def unrepeatable(
         return max(grad, abs(now.value - first.value) / max(abs(first.value), 1e-12))
 
     for seed in seeds:
-        try:
-            changed = change(seed)
-            if changed <= limit:
-                continue
-            # Only chance brings the first answer back under the first seed, and the other one under the other.
-            random = (
-                seed is not None and change(None) <= limit and abs(change(seed) - changed) <= limit * max(1.0, changed)
-            )
-        except LossCallError as error:
-            return f"A call that worked at first fails when it is made again ({box.calls} calls): {error}", None
+        changed = change(seed)
+        if changed <= limit:
+            continue
+        # Only chance brings the first answer back under the first seed, and the other one under the other.
+        back = seed is not None and change(None) <= limit
+        random = back and abs(change(seed) - changed) <= limit * max(1.0, changed)
         why = "the loss draws random numbers" if random else "the loss keeps state"
         when = "under another random seed" if random else "when called again"
         return f"The same inputs give another answer {when} (relative change {changed:.3g}): {why}.", changed
@@ -918,10 +908,7 @@ def unrepeatable(
 
 def _confirm(box: BlackBox, ident: Identification, seed: int) -> Identification:
     """The identification with its second draw; an undetermined one if fresh batches contradict it."""
-    try:
-        second = take_draw(box, ident.space, seed + OFFSET, ident.dtype)
-    except LossCallError as error:
-        return unexplained(ident, f"The same call on a second draw of the probes fails: {error}")
+    second = take_draw(box, ident.space, seed + OFFSET, ident.dtype)
     ident = replace(ident, second=second)
     if lost := sorted(ident.first.outcomes.keys() - second.outcomes.keys()):
         once = f"Loss or gradient is finite on one draw of the probes, and not on a second ({lost[0]})."
@@ -1011,15 +998,10 @@ def _on_fresh_mask(box: BlackBox, ident: Identification, seed: int) -> Identific
     probe = pool.take(torch.randperm(len(pool.target_T), generator=generator)[:tokens])
     keep = torch.rand(tokens, generator=generator) < 0.4
     keep[:2] = True
-    try:
-        outcomes = [box(one, ident.dtype) for one in (probe.masked(keep), probe)]
-    except LossCallError:
+    on_mask, on_all = (box.attempt(one, ident.dtype) for one in (probe.masked(keep), probe))
+    if on_mask is None or on_all is None:
         return None
-    if not all(outcome.finite for outcome in outcomes):
-        return None
-    masked, whole = (
-        factors(ident, p, o.grad_TV)[0] for p, o in zip((probe.masked(keep), probe), outcomes, strict=True)
-    )
+    masked, whole = factors(ident, probe.masked(keep), on_mask.grad_TV)[0], factors(ident, probe, on_all.grad_TV)[0]
     told = f"{int(keep.sum())} of {tokens} tokens valid"
     if max(abs(factor - 1) for factor in whole) > SHARE:
         kept = (

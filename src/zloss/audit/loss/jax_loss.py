@@ -40,7 +40,7 @@ def from_jax(loss: Callable[..., Any]) -> Callable[..., Any]:
         with _precision(inputs):
             labels = jnp.asarray(target.cpu().numpy(), dtype=jnp.int32)
             returned, pull_back = jax.vjp(arrays_of, *map(_array, inputs))
-        found = iter(_Bridge.apply(returned, pull_back, *inputs) if returned else ())
+        found = iter(_Bridge.apply(returned, pull_back, *inputs) if returned else ())  # type: ignore[no-untyped-call]
         return jax.tree.unflatten(structure, [next(found) if leaf is None else leaf for leaf in rest])
 
     return of_tensors

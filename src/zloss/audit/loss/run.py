@@ -72,13 +72,14 @@ def audit_loss(
 
     started = time.perf_counter()
     wanted = _check_options(fn, off, per_token, expect, valid_vocab)
+    name = name or loss_name(fn)
     if jax:
         require_version("jax", "0.8", "Auditing a JAX loss", "jax")
         from zloss.audit.loss.jax_loss import from_jax
 
-        fn, off, per_token = (None if one is None else from_jax(one) for one in (fn, off, per_token))
+        fn, off, per_token = from_jax(fn), off and from_jax(off), per_token and from_jax(per_token)
     device = torch.device("cpu") if logits is None else logits.device
-    box = BlackBox(fn, name or loss_name(fn), linear, device, seed, ignore_index, time_limit=time_limit)
+    box = BlackBox(fn, name, linear, device, seed, ignore_index, time_limit=time_limit)
     vocab, width = (probes.VOCAB,) * 2 if valid_vocab is None else (valid_vocab, (valid_vocab // 64 + 1) * 64)
     space = probes.Space(vocab, width, probes.TOKENS, frozenset({ignore_index} if ignore_index >= 0 else ()))
     progress = progress or Silent()
