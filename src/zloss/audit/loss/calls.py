@@ -180,8 +180,6 @@ class BlackBox:
         hidden_TD, target_T = self._moved(hidden_TD, target_T)
         leaves = [x.detach().to(self.device, dtype).requires_grad_() for x in (hidden_TD, weight_VD)]
         arguments, loss, _ = self._forward(leaves, target_T, None)
-        if loss.numel() != 1:
-            raise LossCallError(f"{self.name} returned a tensor of shape {list(loss.shape)}, but a scalar is expected.")
         if loss.requires_grad:
             self._guarded(loss.sum().backward, arguments)
         hidden, weight = _gradients(leaves, math.nan)
@@ -251,7 +249,7 @@ class BlackBox:
             ]
             dtype = str(arguments[0].dtype).removeprefix("torch.")
             raise LossCallError(
-                f"{self.name} raised {_named_error(error)}{_failed_line(error)} when called with {', '.join(shapes)} in "
+                f"{self.name} raised {_named_error(error)} when called with {', '.join(shapes)} in "
                 f"{dtype}.{_arguments_hint(self.function, self.linear, error)}{_gpu_hint(error, self.device)}"
             ) from error
 
@@ -477,20 +475,15 @@ def _limited(seconds: float | None, name: str) -> Iterator[None]:
 
 
 def _named_error(error: BaseException) -> str:
-    """The kind of an error and the first line of its text.
+    """The kind of an error and the first line of its text; the failed line of code if it has none, such as a bare assert.
 
     Backticks become quotes: names between backticks are printed as flags, and these are not arguments of the audit.
     """
-    text = str(error).replace("`", "'").strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__
-
-
-def _failed_line(error: BaseException) -> str:
-    """The line of an error that has no message, such as a bare assert."""
-    lines = traceback.extract_tb(error.__traceback__)
-    if str(error).strip() or not lines or not lines[-1].line:
-        return ""
-    return f" at `{lines[-1].line[:120]}` (line {lines[-1].lineno} of {Path(lines[-1].filename).name})"
+    kind, text = type(error).__name__, str(error).replace("`", "'").strip().splitlines()
+    if text:
+        return f"{kind}: {text[0][:300]}"
+    at = traceback.extract_tb(error.__traceback__)[-1:]
+    return kind + "".join(f" at `{x.line[:120]}` (line {x.lineno} of {Path(x.filename).name})" for x in at if x.line)
 
 
 def _arguments_hint(function: Callable[..., Any], linear: bool, error: BaseException) -> str:
@@ -498,11 +491,7 @@ def _arguments_hint(function: Callable[..., Any], linear: bool, error: BaseExcep
 
     A third parameter with a default lets the wrong call begin: then torch complains of shapes or dtypes.
     """
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return ""
-    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    places = [p for p in _parameters(function) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = sum(1 for p in places if p.default is p.empty)
     heads = ("hidden", "hidden_states", "weight", "lm_head", "lm_head_weight", "head")
     of_a_head = any(p.name.lower() in heads for p in places[:2])
@@ -517,14 +506,19 @@ def _arguments_hint(function: Callable[..., Any], linear: bool, error: BaseExcep
     return ""
 
 
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Empty for a function that does not tell them."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
 def router_arguments(function: Callable[..., Any]) -> str | None:
     """The first two parameters in words where the second is a coefficient and none is a target, as in Megatron's
     `z_loss_func(logits, z_loss_coeff)`.
     """
-    try:
-        names = [name.lower() for name in inspect.signature(function).parameters]
-    except (TypeError, ValueError):
-        return None
+    names = [parameter.name.lower() for parameter in _parameters(function)]
     targets = any(word in name for name in names for word in ("target", "label"))
     if len(names) < 2 or targets or not any(word in names[1] for word in ("coef", "lambda")):
         return None

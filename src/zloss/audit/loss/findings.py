@@ -741,11 +741,9 @@ def overwrites_input(e: Evidence) -> Finding:
 def reported_z_dtype(e: Evidence) -> Finding:
     """Is the reported Z rounded to 16 bits? Called with bf16 logits, as a mixed-precision model would."""
     probe, plain = e.mixed
-    try:
-        half = e.call(probe, torch.bfloat16)
-        outcomes, returned = [plain, half], f" bf16 logits give a {_name(half.dtype)} loss."
-    except LossCallError:
-        outcomes, returned = [plain], ""
+    half = e.attempt(probe, torch.bfloat16)
+    outcomes = [plain] if half is None else [plain, half]
+    returned = "" if half is None else f" bf16 logits give a {_name(half.dtype)} loss."
     z, narrow = reported_z(e.returned), (torch.bfloat16, torch.float16)
     bits = e.witness("bits of the value", 16.0, 32.0, noise=0.0)
     if plain.dtype in narrow:
