@@ -773,7 +773,10 @@ def reported_z_no_gradient(e: Evidence) -> Finding:
     if not plain.requires_grad:
         return passed("The reported Z is openly detached: nobody can train on it by mistake.")
     witness = e.witness(f"norm of the gradient of `{plain.name}` at the logits", 0.0, float(outcome.grad_TV.norm()))
-    norm = float(e.call(probe, through=plain.name).grad_TV.norm())
+    try:
+        norm = float(e.call(probe, through=plain.name).grad_TV.norm())
+    except LossCallError as error:
+        return found(f"The reported Z requires a gradient, but backward through it fails: {error}", None, witness)
     if norm == 0.0:
         words = "The reported Z has `requires_grad`, but its gradient at the logits is zero: silently."
         return found(words, 0.0, witness)

@@ -882,7 +882,7 @@ def computes_in(box: BlackBox, probe: Probe, dtype: torch.dtype) -> str:
 
 def unrepeatable(
     box: BlackBox, probe: Probe, first: Outcome, dtype: torch.dtype, seeds: Sequence[int | None], limit: float
-) -> tuple[str, float] | None:
+) -> tuple[str, float | None] | None:
     """A sentence and the change where the same inputs give another answer than at `first`, at once or under a random seed."""
 
     def change(seed: int | None) -> float:
@@ -891,12 +891,15 @@ def unrepeatable(
         return max(grad, abs(now.value - first.value) / max(abs(first.value), 1e-12))
 
     for seed in seeds:
-        changed = change(seed)
-        if changed <= limit:
-            continue
-        # Only chance brings the first answer back under the first seed, and the other one under the other.
-        back = seed is not None and change(None) <= limit
-        random = back and abs(change(seed) - changed) <= limit * max(1.0, changed)
+        try:
+            changed = change(seed)
+            if changed <= limit:
+                continue
+            # Only chance brings the first answer back under the first seed, and the other one under the other.
+            back = seed is not None and change(None) <= limit
+            random = back and abs(change(seed) - changed) <= limit * max(1.0, changed)
+        except LossCallError as error:
+            return f"A call that worked at first fails when it is made again ({box.calls} calls): {error}", None
         why = "the loss draws random numbers" if random else "the loss keeps state"
         when = "under another random seed" if random else "when called again"
         return f"The same inputs give another answer {when} (relative change {changed:.3g}): {why}.", changed
