@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -24,9 +26,16 @@ def test_a_right_loss_passes_and_its_audit_comes_back() -> None:
         (faulty.z_over_all_tokens, {}, "denominator_mismatch"),
     ],
 )
-def test_a_finding_is_raised(loss: object, options: dict[str, object], id: str) -> None:
-    with pytest.raises(LossCheckError, match=id):
+def test_a_finding_is_raised_with_its_witness(loss: object, options: dict[str, object], id: str) -> None:
+    with pytest.raises(LossCheckError) as raised:
         check_loss(loss, **options)  # type: ignore[arg-type]
+    first, *lines = str(raised.value).splitlines()
+    assert first == f"the loss {loss.__qualname__!r} does not pass its audit:"  # type: ignore[attr-defined]
+    findings = {line.split()[1]: witness for line, witness in zip(lines[::2], lines[1::2], strict=True)}
+    witness = findings[f"{id}:"]
+    assert re.search(
+        r"expected \S+, measured \S+, noise \S+ \(probe '.+', T = \d+, V = \d+, float64, seed 0\)$", witness
+    )
 
 
 def test_warnings_count_with_strict_only() -> None:

@@ -35,6 +35,7 @@ class Framework:
 
 FRAMEWORKS = {
     "axolotl": Framework(("axolotl", "addict", "numba", "llvmlite"), ("tests/integrations/test_axolotl.py",)),
+    "jax": Framework(("jax", "jaxlib", "ml_dtypes", "opt_einsum"), ("tests/audit/loss/test_jax.py",)),
     "megatron": Framework(("megatron-core",), ("tests/integrations/test_megatron.py",)),
     "olmo-core": Framework(
         # cached-path imports the clients of both clouds.

@@ -16,11 +16,14 @@ def check_loss(
     target: float | str | None = None,
     coordinate: str | None = None,
     linear: bool = False,
+    jax: bool = False,
     strict: bool = False,
 ) -> LossAudit:
-    """Audit a loss and raise `LossCheckError` with the findings that are errors; with `strict` with warnings and notes too.
+    """Audit a loss; raise `LossCheckError` if any finding is an error, or with `strict` any warning or note.
 
+    The error has one line per finding and one per witness: the input that shows it, and the expected and the measured number.
     `coef`, `target` (a number, or "log_v") and `coordinate` are what the loss is meant to apply; None is not checked.
+    `linear` and `jax` are those of `zloss.audit_loss`.
 
     >>> import torch.nn.functional as F
     >>> def loss(logits, target):
@@ -33,9 +36,12 @@ def check_loss(
     from zloss.audit.loss.run import audit_loss
 
     expect = {"coef": coef, "target": target, "coordinate": coordinate}
-    audit = audit_loss(fn, expect={name: value for name, value in expect.items() if value is not None}, linear=linear)
-    findings = audit.found if strict else audit.errors
-    if findings:
-        told = "; ".join(f"{one.severity} {one.id}: {one.sentence}" for one in findings)
-        raise LossCheckError(f"{audit.provenance['loss']} does not pass its audit: {told}")
+    expect = {name: value for name, value in expect.items() if value is not None}
+    audit = audit_loss(fn, expect=expect, linear=linear, jax=jax)
+    lines = []
+    for one in audit.found if strict else audit.errors:
+        lines.append(f"{one.severity} {one.id}: {one.sentence}")
+        lines += [f"    {one.witness.line}"] if one.witness is not None else []
+    if lines:
+        raise LossCheckError("\n".join([f"{audit.provenance['loss']} does not pass its audit:", *lines]))
     return audit

@@ -22,7 +22,7 @@ RUN = (
     ROOT / "README.md",
     *(
         DOCS / f"{name}.md"
-        for name in ("own_loop", "any_model", "objectives", "coming_from", "ten_minutes", "contributing")
+        for name in ("own_loop", "any_model", "objectives", "coming_from", "ten_minutes", "contributing", "ci")
     ),
 )
 """Pages whose Python blocks run in order, in one namespace."""

@@ -39,9 +39,9 @@ VOCAB, WIDTH, PARTS = 23, 6, (3, 2)
 class Layer(nn.Module):
     """Reads a tensor of the embedding and a parameter of the model; can hand a tensor to the next layer in a dict."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, second: bool = False) -> None:
         super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.linear, self.second = nn.Linear(WIDTH, WIDTH), second
 
     def forward(self, x: Tensor, condition: Tensor, *, gate: Tensor, store: dict[str, Tensor] | None) -> Any:
         moved = torch.tanh(self.linear(x) * condition) * gate
@@ -62,7 +62,7 @@ class Toy(nn.Module):
         self.table = nn.Embedding(VOCAB, WIDTH)
         self.condition = nn.Linear(WIDTH, WIDTH)
         self.gate = nn.Parameter(torch.ones(WIDTH))
-        first, second = Layer(), Layer()
+        first, second = Layer(), Layer(second=True)
         self.layers = nn.ModuleList([first, second, first])
         self.norm = nn.LayerNorm(WIDTH)
 
@@ -132,62 +132,43 @@ def agrees(products: InnerProducts, table_UD: dict[str, Tensor], model: Toy) -> 
     return all(near) and table_UD.keys() == seeds.keys() and all(tables)
 
 
-def test_a_stack_with_shared_tensors_and_layers() -> None:
-    model, head = toy()
-    products, table_UD, counts = measured(model, head)
-    assert counts == [3, 3]
-    assert agrees(products, table_UD, model)
-    assert all("forward" not in vars(module) for module in model.modules())
-    assert all(parameter.grad is None for parameter in model.parameters())
+straight_forward = Layer.forward
 
 
-def test_a_gradient_that_the_user_holds_is_left_alone() -> None:
-    model, head = toy()
+def in_place(layer: Layer, x: Tensor, condition: Tensor, **rest: Any) -> Any:
+    """The second layer overwrites its input."""
+    moved, size = straight_forward(layer, x.clone(), condition, **rest)
+    return (x.mul_(0.0).add_(moved) if layer.second else moved), size
+
+
+def twice(*arguments: Any, **rest: Any) -> Any:
+    """One tensor is returned twice, and counts once."""
+    moved, _ = straight_forward(*arguments, **rest)
+    return moved, moved
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize(
+    ("shares", "forward", "cuts"),
+    [(False, straight_forward, 3), (False, twice, 3), (False, in_place, 0), (True, straight_forward, 0)],
+)
+def test_every_kind_of_stack(
+    shares: bool, forward: Any, cuts: int, held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers that share a dict, or change their input, are not cut: between them a gradient would be lost without a trace.
+
+    A gradient that the user holds is left alone.
+    """
+    monkeypatch.setattr(Layer, "forward", forward)
+    model, head = toy(shares=shares)
     for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    products, table_UD, _ = measured(model, head)
-    assert agrees(products, table_UD, model)
-    assert all(bool((parameter.grad == 1).all()) for parameter in model.parameters() if parameter.grad is not None)
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-def test_layers_that_share_a_dict_are_not_cut() -> None:
-    """Between such layers a gradient would be lost without a trace."""
-    model, head = toy(shares=True)
+        parameter.grad = torch.ones_like(parameter) if held else None
     products, table_UD, counts = measured(model, head)
-    assert counts == [0, 0]
+    assert counts == [cuts, cuts]
     assert agrees(products, table_UD, model)
     assert all("forward" not in vars(module) for module in model.modules())
-
-
-def test_a_layer_that_changes_its_input_is_not_cut() -> None:
-    model, head = toy()
-    straight = Layer.forward
-
-    def in_place(layer: Layer, x: Tensor, condition: Tensor, **rest: Any) -> Any:
-        moved, size = straight(layer, x.clone(), condition, **rest)
-        return (x.mul_(0.0).add_(moved) if layer is model.layers[1] else moved), size
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Layer, "forward", in_place)
-        products, table_UD, counts = measured(model, head)
-        assert counts == [0, 0]
-        assert agrees(products, table_UD, model)
-
-
-def test_a_tensor_that_a_layer_returns_twice_counts_once() -> None:
-    model, head = toy()
-    straight = Layer.forward
-
-    def twice(*arguments: Any, **rest: Any) -> Any:
-        moved, _ = straight(*arguments, **rest)
-        return moved, moved
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Layer, "forward", twice)
-        products, table_UD, counts = measured(model, head)
-        assert counts == [3, 3]
-        assert agrees(products, table_UD, model)
+    for parameter in model.parameters():
+        assert bool((parameter.grad == 1).all()) if held and parameter.grad is not None else parameter.grad is None
 
 
 @pytest.mark.parametrize("shares", [False, True])
@@ -251,20 +232,18 @@ def test_the_comparison_notices_a_mistake(name: str, monkeypatch: pytest.MonkeyP
     assert not agrees(*measured(model, head)[:2], model)
 
 
-def test_a_parameter_used_behind_the_back_of_its_layer_is_refused() -> None:
+def test_a_parameter_used_behind_the_back_of_its_layer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its gradient was reduced before its second use is reached: the square of a sum is not the sum of squares."""
     model, head = toy()
     model.layers = nn.ModuleList([Layer().double(), Layer().double()])
     hidden = [model.layers[1].linear]  # a list does not register a module
-    straight = Layer.forward
 
     def borrowed(layer: Layer, x: Tensor, condition: Tensor, **rest: Any) -> Any:
-        return straight(layer, hidden[0](x), condition, **rest)
+        return straight_forward(layer, hidden[0](x), condition, **rest)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Layer, "forward", borrowed)
-        with pytest.raises(CheckpointError, match=r"layers\.1\.linear.* is used by several layers"):
-            measured(model, head)
+    monkeypatch.setattr(Layer, "forward", borrowed)
+    with pytest.raises(CheckpointError, match=r"layers\.1\.linear.* is used by several layers"):
+        measured(model, head)
 
 
 def test_the_stack_is_the_list_with_the_most_parameters() -> None:

@@ -34,6 +34,8 @@ class AuditLoss:
     """MODULE:FUNCTION of its reduction="none" variant."""
     linear: bool = False
     """The loss takes (hidden, weight, target) instead of (logits, target)."""
+    jax: bool = False
+    """The loss takes JAX arrays instead of torch tensors."""
     coef: float | None = None
     """The λ you believe it applies."""
     target: Annotated[float | str | None, number_or_word("C|log_v")] = None
@@ -97,6 +99,7 @@ class AuditLoss:
                 per_token=load_function(self.per_token) if self.per_token else None,
                 expect={name: value for name, value in expect.items() if value is not None},
                 linear=self.linear,
+                jax=self.jax,
                 ignore_index=self.ignore_index,
                 valid_vocab=self.valid_vocab,
                 thorough=self.thorough,

@@ -60,7 +60,7 @@ RUN_TAILS, DRIFT_TAILS = (VIOLATION, SHIFT, DELTA_U, DELTA_U_GAIN_AWARE), (VIOLA
 """The quantities whose largest values are kept by block: for runs, and for checkpoints of one run."""
 BINS = 256
 SLICE = 1 << 20
-"""Tokens of a long column that are widened at a time."""
+"""Tokens of a long column that are sampled at a time."""
 
 
 # The pass over a text
@@ -293,15 +293,12 @@ def bars(values: Array, bins: int = BINS) -> tuple[Array, Array] | None:
         return None
     low, high = float(values.min()), float(values.max())
     exponent = _finest_exponent(low, high, bins)
-    first = int(_bin_index(np.array([low]), exponent)[0])
-    counts = np.zeros(bins, dtype=np.int64)
-    for start in range(0, values.size, SLICE):
-        counts += np.bincount(_bin_index(values[start : start + SLICE], exponent) - first, minlength=bins)
-    counts = counts[: int(np.flatnonzero(counts)[-1]) + 1]
+    first, last = _bin_index(np.array([low, high]), exponent)
     with np.errstate(over="ignore"):
-        edges = np.ldexp(np.arange(first, first + len(counts) + 1, dtype=np.float64), exponent)
+        edges = np.ldexp(np.arange(first, last + 2, dtype=np.float64), exponent)
     # The last edge may be 2^1024, which fp64 does not have.
-    return np.clip(edges, -sys.float_info.max, sys.float_info.max), counts
+    edges = np.clip(edges, -sys.float_info.max, sys.float_info.max)
+    return edges, np.histogram(values, edges)[0]
 
 
 def _finest_exponent(low: float, high: float, bins: int) -> int:

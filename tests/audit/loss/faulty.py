@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.audit.loss.zoo import by_hand, gradient_of
+
 COEF = 1e-3
 IGNORE = -100
 
@@ -83,25 +85,11 @@ def mask_by_multiplication(logits: Tensor, target: Tensor) -> Tensor:
     return cross_entropy(logits, target) + COEF * z
 
 
-class _SilentZ(torch.autograd.Function):
-    """A fused loss whose second output claims a gradient and drops it."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            inner = logits.detach().requires_grad_()
-            loss = correct(inner, target)
-            (grad,) = torch.autograd.grad(loss, inner)
-        ctx.save_for_backward(grad)
-        return loss.detach(), z_part(logits, target)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor, _unused: Tensor) -> tuple[Tensor, None]:
-        return upstream * ctx.saved_tensors[0], None
-
-
 def silent_reported_z(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    return _SilentZ.apply(logits, target)
+    """A fused loss whose second output claims a gradient and drops it."""
+    value, grad = gradient_of(correct, logits, target)
+    outputs = value, z_part(logits.detach(), target)
+    return by_hand(outputs, lambda upstream, _: (upstream * grad,), logits)
 
 
 def reported_in_input_dtype(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,27 +97,16 @@ def reported_in_input_dtype(logits: Tensor, target: Tensor) -> tuple[Tensor, Ten
     return correct(fp32, target), z_part(fp32, target).detach().to(logits.dtype)
 
 
-class _Filtered(torch.autograd.Function):
-    """p − y + Z with entries of small |p − y| dropped."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor) -> Tensor:
-        valid = target != IGNORE
-        log_z = torch.logsumexp(logits, -1, keepdim=True)
-        p = torch.exp(logits - log_z)
-        onehot = F.one_hot(target.clamp(min=0), logits.shape[-1])
-        kept = (p - onehot).abs() > 2**-12
-        grad = torch.where(kept & valid[:, None], p - onehot + 2 * COEF * log_z * p, torch.zeros_like(p))
-        ctx.save_for_backward(grad / valid.sum().clamp(min=1))
-        return correct(logits, target)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        return upstream * ctx.saved_tensors[0], None
-
-
 def filtered(logits: Tensor, target: Tensor) -> Tensor:
-    return _Filtered.apply(logits, target)
+    """p − y + Z with entries of small |p − y| dropped."""
+    z, valid = logits.detach(), target != IGNORE
+    log_z = torch.logsumexp(z, -1, keepdim=True)
+    p = torch.exp(z - log_z)
+    onehot = F.one_hot(target.clamp(min=0), z.shape[-1])
+    kept = (p - onehot).abs() > 2**-12
+    grad = torch.where(kept & valid[:, None], p - onehot + 2 * COEF * log_z * p, torch.zeros_like(p))
+    grad = grad / valid.sum().clamp(min=1)
+    return by_hand(correct(z, target), lambda upstream: (upstream * grad,), logits)
 
 
 VALID_VOCAB = 80
@@ -149,35 +126,8 @@ def padding_masked(logits: Tensor, target: Tensor) -> Tensor:
     return correct(logits[:, :VALID_VOCAB], target)
 
 
-class _NoSoftcapDerivative(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor) -> Tensor:
-        return 30 * torch.tanh(logits / 30)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> Tensor:
-        return upstream
-
-
 def softcap_derivative_missing(logits: Tensor, target: Tensor) -> Tensor:
-    return correct(_NoSoftcapDerivative.apply(logits), target)
-
-
-class _MeanUpstream(torch.autograd.Function):
-    """Gradient in forward; a per-token upstream gradient is replaced by its mean."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor) -> Tensor:
-        with torch.enable_grad():
-            inner = logits.detach().requires_grad_()
-            rows = _per_token(inner, target)
-            (grad,) = torch.autograd.grad(rows.sum(), inner)
-        ctx.save_for_backward(grad)
-        return rows.detach()
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        return upstream.mean() * ctx.saved_tensors[0], None
+    return correct(by_hand(30 * torch.tanh(logits.detach() / 30), lambda upstream: (upstream,), logits), target)
 
 
 def _per_token(logits: Tensor, target: Tensor) -> Tensor:
@@ -191,26 +141,14 @@ def per_token(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def per_token_mean_upstream(logits: Tensor, target: Tensor) -> Tensor:
-    return _MeanUpstream.apply(logits, target)
-
-
-class _UpstreamIgnored(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor) -> Tensor:
-        with torch.enable_grad():
-            inner = logits.detach().requires_grad_()
-            loss = correct(inner, target)
-            (grad,) = torch.autograd.grad(loss, inner)
-        ctx.save_for_backward(grad)
-        return loss.detach()
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        return ctx.saved_tensors[0], None
+    """Gradient in forward; a per-token upstream gradient is replaced by its mean."""
+    rows, grad = gradient_of(_per_token, logits, target)
+    return by_hand(rows, lambda upstream: (upstream.mean() * grad,), logits)
 
 
 def upstream_ignored(logits: Tensor, target: Tensor) -> Tensor:
-    return _UpstreamIgnored.apply(logits, target)
+    value, grad = gradient_of(correct, logits, target)
+    return by_hand(value, lambda upstream: (grad,), logits)
 
 
 def logs_a_layer_mean(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from tests.audit.loss import faulty, zoo
 from tests.audit.loss.faulty import COEF, EXPECT, IGNORE, VALID_VOCAB, correct, cross_entropy, mean_valid, z_part
-from tests.audit.loss.unseen import StoredGradient, fused_gradient, wide
+from tests.audit.loss.unseen import fused_gradient, wide
+from tests.audit.loss.zoo import by_hand, gradient_of
 
 Loss = Callable[..., Any]
 
@@ -104,52 +105,20 @@ def reported_in_fp32(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return correct(wide(z), y), z_part(wide(z), y).detach()
 
 
-class _MarkedZ(torch.autograd.Function):
-    """As `faulty.silent_reported_z`, but the second output is declared to have no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            inner = wide(z.detach()).requires_grad_()
-            loss = correct(inner, y)
-            (grad,) = torch.autograd.grad(loss, inner)
-        ctx.save_for_backward(grad)
-        reported = z_part(wide(z), y)
-        ctx.mark_non_differentiable(reported)
-        return loss.detach(), reported
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor, _unused: Tensor) -> tuple[Tensor, None]:
-        return upstream * ctx.saved_tensors[0], None
-
-
 def marked_reported_z(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    return _MarkedZ.apply(z, y)
+    """As `faulty.silent_reported_z`, but the second output has no gradient."""
+    value, grad = gradient_of(lambda x, y: correct(wide(x), y), z, y)
+    return by_hand(value, lambda upstream: (upstream * grad,), z), z_part(wide(z), y).detach()
 
 
 def reports_z_without_coefficient(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return correct(wide(z), y), z_part(wide(z), y).detach() / COEF
 
 
-class _OwnUpstream(torch.autograd.Function):
-    """Gradient in forward; every token's row is multiplied by the upstream gradient of that token."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, y: Tensor) -> Tensor:
-        with torch.enable_grad():
-            inner = z.detach().requires_grad_()
-            rows = faulty.per_token(inner, y)
-            (grad,) = torch.autograd.grad(rows.sum(), inner)
-        ctx.save_for_backward(grad)
-        return rows.detach()
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        return upstream[:, None] * ctx.saved_tensors[0], None
-
-
 def per_token_own_upstream(z: Tensor, y: Tensor) -> Tensor:
-    return _OwnUpstream.apply(z, y)
+    """Gradient in forward; every token's row is multiplied by the upstream gradient of that token."""
+    rows, grad = gradient_of(faulty.per_token, z, y)
+    return by_hand(rows, lambda upstream: (upstream[:, None] * grad,), z)
 
 
 def probabilities_in_the_log(z: Tensor, y: Tensor) -> dict[str, Any]:
@@ -166,8 +135,8 @@ def drops_zeros_only(z: Tensor, y: Tensor) -> Tensor:
     """As `faulty.filtered`, but entries are compared with 0 and after the Z source has been added."""
     x = wide(z.detach())
     grad = fused_gradient(x, y, COEF) / (y != IGNORE).sum().clamp(min=1)
-    kept = grad.abs() > 0
-    return StoredGradient.apply(z, correct(x, y), torch.where(kept, grad, 0.0), torch.zeros_like(grad))
+    kept = torch.where(grad.abs() > 0, grad, 0.0)
+    return by_hand(correct(x, y), lambda upstream: (upstream * kept,), z)
 
 
 def softcap_before_masking(z: Tensor, y: Tensor) -> Tensor:

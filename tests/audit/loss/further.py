@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.audit.loss.zoo import IGNORE, LAMBDA, count_of, lse, valid_of
+from tests.audit.loss.zoo import IGNORE, LAMBDA, by_hand, count_of, gradient_of, lse, valid_of
 from zloss.results.loss_audit import LossAudit
 
 PROBE_VOCAB = 96
@@ -157,26 +157,17 @@ def levanter(z: Tensor, y: Tensor) -> Tensor:
     return torch.where(mask, rows, 0.0).sum() / mask.sum().clamp(min=1)
 
 
-class _FusedByHand(torch.autograd.Function):
-    """The gradient (1 + 2λ(log Z − c)) p − y is formed in backward; everything follows the dtype of the logits."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, y: Tensor, coef: float, c: float) -> Tensor:
-        log_z = torch.logsumexp(z, -1)
-        ctx.save_for_backward(z, y, log_z)
-        ctx.coef, ctx.c = coef, c
-        return mean_valid(log_z - pick(z, y) + coef * (log_z - c) ** 2, y)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
-        z, y, log_z = ctx.saved_tensors
-        grad = torch.exp(z - log_z[:, None]) * (1 + 2 * ctx.coef * (log_z - ctx.c))[:, None]
-        grad[torch.arange(len(y)), y.clamp(min=0)] -= 1
-        return upstream * torch.where(valid_of(y)[:, None], grad, 0.0) / count_of(y), None, None, None
-
-
 def fused_by_hand(z: Tensor, y: Tensor) -> Tensor:
-    return _FusedByHand.apply(z, y, 3e-4, 2.5)
+    """The gradient (1 + 2λ(log Z − c)) p − y is formed in backward; everything follows the dtype of the logits."""
+    x, coef, c = z.detach(), 3e-4, 2.5
+    log_z = lse(x)
+
+    def backward(upstream: Tensor) -> tuple[Tensor]:
+        grad = torch.exp(x - log_z[:, None]) * (1 + 2 * coef * (log_z - c))[:, None]
+        grad[torch.arange(len(y)), y.clamp(min=0)] -= 1
+        return (upstream * torch.where(valid_of(y)[:, None], grad, 0.0) / count_of(y),)
+
+    return by_hand(mean_valid(log_z - pick(x, y) + coef * (log_z - c) ** 2, y), backward, z)
 
 
 def online_over_vocabulary(z: Tensor, y: Tensor) -> Tensor:
@@ -360,35 +351,21 @@ def centered_head(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     return plain(F.linear(hidden, weight - weight.mean(0, keepdim=True)), target)
 
 
-class _TiledLinear(torch.autograd.Function):
-    """DeepSpeed's tiled logits loss: the gradients of each tile are formed in forward."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-        n = count_of(target)
-        grad_hidden, grad_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
-        total = hidden.new_zeros(())
-        for at in range(0, len(target), 40):
-            rows = slice(at, at + 40)
-            with torch.enable_grad():
-                logits = (hidden[rows].detach() @ weight.detach().T).requires_grad_()
-                y = target[rows]
-                part = (ce_sum(logits, y) + 1e-4 * torch.where(valid_of(y), lse(logits), 0.0).square().sum()) / n
-                (grad,) = torch.autograd.grad(part, logits)
-            grad_hidden[rows] = grad @ weight
-            grad_weight += grad.T @ hidden[rows]
-            total = total + part.detach()
-        ctx.save_for_backward(grad_hidden, grad_weight)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return upstream * grad_hidden, upstream * grad_weight, None
-
-
 def tiled_linear(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    return _TiledLinear.apply(hidden, weight, target)
+    """DeepSpeed's tiled logits loss: the gradients of each tile are formed in forward."""
+    h, w = hidden.detach(), weight.detach()
+    grad_hidden, grad_weight, total = torch.zeros_like(h), torch.zeros_like(w), h.new_zeros(())
+
+    def tile(logits: Tensor, y: Tensor) -> Tensor:
+        return (ce_sum(logits, y) + 1e-4 * torch.where(valid_of(y), lse(logits), 0.0).square().sum()) / count_of(target)
+
+    for at in range(0, len(target), 40):
+        rows = slice(at, at + 40)
+        part, grad = gradient_of(tile, h[rows] @ w.T, target[rows])
+        grad_hidden[rows] = grad @ w
+        grad_weight += grad.T @ h[rows]
+        total = total + part
+    return by_hand(total, lambda upstream: (upstream * grad_hidden, upstream * grad_weight), hidden, weight)
 
 
 def expanded_square(z: Tensor, y: Tensor) -> Tensor:
@@ -577,75 +554,40 @@ def z_per_sequence(z: Tensor, y: Tensor) -> Tensor:
     return ce_mean(z, y) + 1e-4 * squares.sum(1).mean()
 
 
-class _ShiftedByHand(torch.autograd.Function):
-    """The fused Megatron forward with its log-sum taken before the maximum is added again."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, y: Tensor) -> Tensor:
-        work = z.clone()
-        work -= work.amax(-1, keepdim=True)
-        log_sum = torch.logsumexp(work, -1)
-        grad = torch.exp(work - log_sum[:, None]) * (1 + 2 * LAMBDA * log_sum)[:, None]
-        grad[torch.arange(len(y)), y.clamp(min=0)] -= 1
-        ctx.save_for_backward(torch.where(valid_of(y)[:, None], grad, 0.0) / count_of(y))
-        return mean_valid(log_sum - pick(work, y) + LAMBDA * log_sum**2, y)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        return upstream * ctx.saved_tensors[0], None
-
-
 def shifted_by_hand(z: Tensor, y: Tensor) -> Tensor:
-    return _ShiftedByHand.apply(z, y)
-
-
-class _BackwardByHand(torch.autograd.Function):
-    """The right value with one slip in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, y: Tensor, slip: str) -> Tensor:
-        log_z, keep = lse(z), valid_of(y)[:, None]
-        p = torch.exp(z - log_z[:, None])
-        source = 2 * LAMBDA * log_z[:, None] * p
-        residual = p - F.one_hot(y.clamp(min=0), z.shape[-1])
-        match slip:
-            case "factor 2":
-                grad = torch.where(keep, residual + source / 2, 0.0) / count_of(y)
-            case "all tokens":
-                grad = torch.where(keep, residual + source, 0.0) / len(y)
-            case "no mask":
-                grad = (torch.where(keep, residual, 0.0) + source) / count_of(y)
-            case "clipped":
-                grad = torch.where(keep, (residual + source).clamp(-1, 1), 0.0) / count_of(y)
-            case _:
-                raise AssertionError(slip)
-        ctx.save_for_backward(grad)
-        return plain(z, y)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
-        return upstream * ctx.saved_tensors[0], None, None
+    """The fused Megatron forward with its log-sum taken before the maximum is added again."""
+    work = z.detach() - z.detach().amax(-1, keepdim=True)
+    log_sum = lse(work)
+    grad = torch.exp(work - log_sum[:, None]) * (1 + 2 * LAMBDA * log_sum)[:, None]
+    grad[torch.arange(len(y)), y.clamp(min=0)] -= 1
+    grad = torch.where(valid_of(y)[:, None], grad, 0.0) / count_of(y)
+    value = mean_valid(log_sum - pick(work, y) + LAMBDA * log_sum**2, y)
+    return by_hand(value, lambda upstream: (upstream * grad,), z)
 
 
 def backward_by_hand(slip: str) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda z, y: _BackwardByHand.apply(z, y, slip)
+    """The right value with one slip in backward."""
 
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        x, keep, n = z.detach(), valid_of(y)[:, None], count_of(y)
+        p = torch.softmax(x, -1)
+        source = 2 * LAMBDA * lse(x)[:, None] * p
+        residual = p - F.one_hot(y.clamp(min=0), x.shape[-1])
+        grad = {
+            "factor 2": torch.where(keep, residual + source / 2, 0.0) / n,
+            "all tokens": torch.where(keep, residual + source, 0.0) / len(y),
+            "no mask": (torch.where(keep, residual, 0.0) + source) / n,
+            "clipped": torch.where(keep, (residual + source).clamp(-1, 1), 0.0) / n,
+        }[slip]
+        return by_hand(plain(x, y), lambda upstream: (upstream * grad,), z)
 
-class _AuxLossAutoScaler(torch.autograd.Function):
-    """Megatron's way for router losses: the value passes through, the auxiliary loss gets a gradient of 1."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, auxiliary: Tensor) -> Tensor:
-        ctx.save_for_backward(auxiliary)
-        return output.clone()
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor]:
-        return upstream, torch.ones_like(ctx.saved_tensors[0])
+    return loss
 
 
 def auto_scaled(z: Tensor, y: Tensor) -> Tensor:
-    return _AuxLossAutoScaler.apply(ce_mean(z, y), LAMBDA * mean_valid(lse(z) ** 2, y))
+    """Megatron's way for router losses: the value passes through, the auxiliary loss gets a gradient of 1."""
+    output, auxiliary = ce_mean(z, y), LAMBDA * mean_valid(lse(z) ** 2, y)
+    return by_hand(output.detach(), lambda upstream: (upstream, torch.ones_like(auxiliary)), output, auxiliary)
 
 
 def every_fourth_column(z: Tensor, y: Tensor) -> Tensor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.audit.loss.zoo import by_hand
 from zloss.audit.loss.run import audit_loss
 
 IGNORE = -100
@@ -31,27 +31,20 @@ def eager(coef: float, c: float, ce_by: str, z_by: str, *, centered: bool, fp32:
     return loss
 
 
-class _Fused(torch.autograd.Function):
+def fused(coef: float, c: float) -> Callable[..., Tensor]:
     """(1 + 2λ(log Z − c))·p − y formed as a whole in fp32, as fused kernels do: the Z is rounded with the CE."""
 
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, coef: float, c: float) -> Tensor:
-        x, valid = logits.float(), target != IGNORE
+    def loss(logits: Tensor, target: Tensor) -> Tensor:
+        x, valid = logits.detach().float(), target != IGNORE
         log_z = torch.logsumexp(x, -1)
         rows, safe = torch.arange(len(target)), target.clamp(min=0)
         grad = (1 + 2 * coef * (log_z - c))[:, None] * torch.exp(x - log_z[:, None])
         grad[rows, safe] -= 1
-        ctx.save_for_backward(grad * valid[:, None] / valid.sum())
+        grad = grad * valid[:, None] / valid.sum()
         per_token = log_z - x[rows, safe] + coef * (log_z - c) ** 2
-        return per_token[valid].sum() / valid.sum()
+        return by_hand(per_token[valid].sum() / valid.sum(), lambda upstream: (upstream * grad,), logits.float())
 
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
-        return upstream * ctx.saved_tensors[0], None, None, None
-
-
-def fused(coef: float, c: float) -> Callable[..., Tensor]:
-    return lambda logits, target: _Fused.apply(logits.float(), target, coef, c)
+    return loss
 
 
 def check_recovered(

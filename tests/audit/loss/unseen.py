@@ -34,6 +34,7 @@ from tests.audit.loss.further import (
     some,
     valid_of,
 )
+from tests.audit.loss.zoo import by_hand
 
 REAL_VOCAB = 90
 ITEMS = 300
@@ -113,56 +114,32 @@ def next_token_by_roll(z: Tensor, y: Tensor) -> Tensor:
     return torch.where(keep, rows, 0.0).sum() / keep.sum().clamp(min=1)
 
 
-class _LigerLinear(torch.autograd.Function):
-    """Chunks of 32 tokens, gradients formed in forward, label smoothing and Z by hand; the reported Z has no gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, coef: float, smoothing: float
-    ) -> tuple[Tensor, Tensor]:
-        h, w, n = wide(hidden), wide(weight), count_of(target)
-        grad_h, grad_w, total, z_total = torch.empty_like(h), torch.zeros_like(w), h.new_zeros(()), h.new_zeros(())
-        for start in range(0, len(target), 32):
-            rows = slice(start, start + 32)
-            logits, y = h[rows] @ w.T, target[rows]
-            smoothed = (1 - smoothing) * pick(logits, y) + smoothing * logits.mean(-1)
-            total += torch.where(valid_of(y), lse(logits) - smoothed, 0.0).sum()
-            z_total += coef * z_sum(logits, y)
-            grad = fused_gradient(logits, y, coef, smoothing) / n
-            grad_h[rows] = grad @ w
-            grad_w += grad.T @ h[rows]
-        ctx.save_for_backward(grad_h, grad_w)
-        z_loss = z_total / n
-        ctx.mark_non_differentiable(z_loss)
-        return (total + z_total) / n, z_loss
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        grad_h, grad_w = ctx.saved_tensors
-        return upstream * grad_h, upstream * grad_w, None, None, None
-
-
 def liger_linear(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    return _LigerLinear.apply(hidden, weight, target, 1e-4, 0.1)
+    """Chunks of 32 tokens, gradients formed in forward, label smoothing and Z by hand; the reported Z has no gradient."""
+    coef, smoothing = 1e-4, 0.1
+    h, w, n = wide(hidden.detach()), wide(weight.detach()), count_of(target)
+    grad_h, grad_w, total, z_total = torch.empty_like(h), torch.zeros_like(w), h.new_zeros(()), h.new_zeros(())
+    for start in range(0, len(target), 32):
+        rows = slice(start, start + 32)
+        logits, y = h[rows] @ w.T, target[rows]
+        smoothed = (1 - smoothing) * pick(logits, y) + smoothing * logits.mean(-1)
+        total += torch.where(valid_of(y), lse(logits) - smoothed, 0.0).sum()
+        z_total += coef * z_sum(logits, y)
+        grad = fused_gradient(logits, y, coef, smoothing) / n
+        grad_h[rows] = grad @ w
+        grad_w += grad.T @ h[rows]
+    loss = by_hand((total + z_total) / n, lambda upstream: (upstream * grad_h, upstream * grad_w), hidden, weight)
+    return loss, z_total / n
 
 
-class _FlashRows(torch.autograd.Function):
+def flash_rows(logits: Tensor, labels: Tensor, coef: float, scale: float) -> tuple[Tensor, Tensor]:
     """Per-token losses with a logit scale; backward honours a separate upstream gradient for each token."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, coef: float, scale: float) -> tuple[Tensor, Tensor]:
-        z = wide(logits) * scale
-        ctx.save_for_backward(z, labels)
-        ctx.coef, ctx.scale = coef, scale
-        log_z = lse(z)
-        z_losses = torch.where(valid_of(labels), coef * log_z**2, 0.0)
-        ctx.mark_non_differentiable(z_losses)
-        return torch.where(valid_of(labels), log_z - pick(z, labels), 0.0) + z_losses, z_losses
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        z, labels = ctx.saved_tensors
-        return upstream[:, None] * ctx.scale * fused_gradient(z, labels, ctx.coef), None, None, None
+    z = wide(logits.detach()) * scale
+    log_z = lse(z)
+    z_losses = torch.where(valid_of(labels), coef * log_z**2, 0.0)
+    rows = torch.where(valid_of(labels), log_z - pick(z, labels), 0.0) + z_losses
+    grad = scale * fused_gradient(z, labels, coef)
+    return by_hand(rows, lambda upstream: (upstream[:, None] * grad,), logits), z_losses
 
 
 class FlashCrossEntropy(nn.Module):
@@ -173,10 +150,10 @@ class FlashCrossEntropy(nn.Module):
         self.options = (lse_square_scale, logit_scale)
 
     def rows(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return _FlashRows.apply(logits, labels, *self.options)[0]
+        return flash_rows(logits, labels, *self.options)[0]
 
     def forward(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        losses, z_losses = _FlashRows.apply(logits, labels, *self.options)
+        losses, z_losses = flash_rows(logits, labels, *self.options)
         return losses.sum() / count_of(labels), z_losses.sum() / count_of(labels)
 
 
@@ -296,27 +273,19 @@ def vmapped(z: Tensor, y: Tensor) -> Tensor:
 def blocked(*, tail: bool) -> Callable[[Tensor, Tensor], Tensor]:
     """A fused loss whose backward goes over blocks of 40 columns; without `tail` it leaves out the columns after the last one."""
 
-    class Blocked(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, logits: Tensor, y: Tensor) -> Tensor:
-            z = wide(logits)
-            parts = torch.stack([lse(block) for block in z.split(40, -1)])
-            log_z = torch.logsumexp(parts, 0)
-            ctx.save_for_backward(z, y, log_z)
-            return mean_valid(log_z - pick(z, y) + LAMBDA * log_z**2, y)
+    def loss(logits: Tensor, y: Tensor) -> Tensor:
+        z = wide(logits.detach())
+        log_z = torch.logsumexp(torch.stack([lse(block) for block in z.split(40, -1)]), 0)
+        weight, grad, vocab = valid_of(y).to(z.dtype) / count_of(y), torch.zeros_like(z), z.shape[-1]
+        for at in range(0, vocab if tail else vocab - vocab % 40, 40):
+            columns = torch.arange(at, min(at + 40, vocab))
+            p = torch.exp(z[:, columns] - log_z[:, None])
+            hit = (y[:, None] == columns).to(z.dtype)
+            grad[:, columns] = ((1 + 2 * LAMBDA * log_z)[:, None] * p - hit) * weight[:, None]
+        value = mean_valid(log_z - pick(z, y) + LAMBDA * log_z**2, y)
+        return by_hand(value, lambda upstream: (upstream * grad,), logits)
 
-        @staticmethod
-        def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-            z, y, log_z = ctx.saved_tensors
-            weight, grad, vocab = upstream * valid_of(y).to(z.dtype) / count_of(y), torch.zeros_like(z), z.shape[-1]
-            for at in range(0, vocab if tail else vocab - vocab % 40, 40):
-                columns = torch.arange(at, min(at + 40, vocab))
-                p = torch.exp(z[:, columns] - log_z[:, None])
-                hit = (y[:, None] == columns).to(z.dtype)
-                grad[:, columns] = ((1 + 2 * LAMBDA * log_z)[:, None] * p - hit) * weight[:, None]
-            return grad, None
-
-    return lambda z, y: Blocked.apply(z, y)
+    return loss
 
 
 def kl_to_uniform(z: Tensor, y: Tensor) -> Tensor:
@@ -383,26 +352,13 @@ def weighs_the_log_again(z: Tensor, y: Tensor) -> dict[str, Tensor]:
     return {"loss": ce_mean(wide(z), y) + z_loss, "z_loss": 2e-2 * z_loss.detach()}
 
 
-class StoredGradient(torch.autograd.Function):
-    """A kernel's value with its stored gradient: `scaled` follows the upstream gradient, `fixed` does not."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, value: Tensor, scaled: Tensor, fixed: Tensor) -> Tensor:
-        ctx.save_for_backward(scaled, fixed)
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        scaled, fixed = ctx.saved_tensors
-        return upstream * scaled.to(upstream.dtype) + fixed, None, None, None
-
-
 def kernel(z: Tensor, y: Tensor, coef: float, stored: torch.dtype | None = None, ce_only: bool = False) -> Tensor:
     """CE + λ log² Z with a gradient kept in `stored`; with `ce_only` the upstream gradient multiplies the CE part only."""
     x = wide(z.detach())
     grad, ce = (fused_gradient(x, y, scale) / count_of(y) for scale in (coef, 0.0))
     scaled, fixed = (ce, grad - ce) if ce_only else (grad, torch.zeros_like(grad))
-    return StoredGradient.apply(z, plain(x, y, coef), scaled.to(stored or x.dtype), fixed)
+    scaled = scaled.to(stored or x.dtype)
+    return by_hand(plain(x, y, coef), lambda upstream: (upstream * scaled.to(upstream.dtype) + fixed,), z)
 
 
 def trains_class_zero(z: Tensor, y: Tensor) -> Tensor:

@@ -58,6 +58,31 @@ def cannot_tell(words: str = "") -> Answer:
     return Answer(None, words=words, ids=frozenset({"unexplained_source"}))
 
 
+class _ByHand(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, outputs: Any, backward: Callable[..., Any], *inputs: Tensor) -> Any:
+        ctx.formula = backward
+        return outputs.clone() if isinstance(outputs, Tensor) else outputs
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Any, ...]:
+        return (None, None, *ctx.formula(*upstream))
+
+
+def by_hand(outputs: Any, backward: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Any:
+    """The outputs of a kernel; `backward` turns their upstream gradients into those of the inputs."""
+    return _ByHand.apply(outputs, backward, *inputs)
+
+
+def gradient_of(loss: Callable[..., Tensor], z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """(value, gradient at the logits) of the sum of a loss, as a kernel forms them in its forward pass."""
+    with torch.enable_grad():
+        leaf = z.detach().requires_grad_()
+        value = loss(leaf, y)
+        (grad,) = torch.autograd.grad(value.sum(), leaf)
+    return value.detach(), grad
+
+
 def valid_of(y: Tensor, ignore: int = IGNORE) -> Tensor:
     return y != ignore
 

@@ -17,19 +17,20 @@ loss reads them in fp32. "fused": `head_loss` computes fp32 logits from the same
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import product
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from zloss.audit.implementation.kernels import sources_of
 from zloss.audit.implementation.source import Storage, joined_errors, storage_dtype, vector_errors
 from zloss.errors import CoordinateError
 from zloss.head.loss import head_loss
 from zloss.measure.bf16_products import working_bf16_products
+from zloss.measure.gradients import all_parameters_on
 from zloss.measure.paper_loss import paper_loss
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import OutputHead, hidden_states
@@ -62,7 +63,8 @@ def update_audit(
 ) -> tuple[UpdateErrors, ...]:
     """One line per storage, multiplier, part and scope; `advance` receives the tokens of each block and multiplier."""
     lines: dict[tuple[float, Storage, Part, Scope], UpdateErrors] = {}
-    with trainable(checkpoint.model) as parameters:
+    with all_parameters_on(checkpoint.model):
+        parameters = [parameter for parameter in checkpoint.model.parameters() if parameter.requires_grad]
         head_data = {tensor.data_ptr() for tensor in (head.weight_VD, head.bias_V) if tensor is not None}
         of_head = [parameter.data_ptr() in head_data for parameter in parameters]
         for scale in logit_scales:
@@ -167,7 +169,8 @@ def overflow_audit(
     norms: dict[str, list[tuple[float, float]]] = {name: [] for name in objectives}
     reasons: dict[str, str] = {}
     with ExitStack() as stack:
-        parameters = stack.enter_context(trainable(checkpoint.model))
+        stack.enter_context(all_parameters_on(checkpoint.model))
+        parameters = [parameter for parameter in checkpoint.model.parameters() if parameter.requires_grad]
         if autocast is not None:
             if device == "cpu" and autocast == torch.bfloat16:
                 stack.enter_context(working_bf16_products(note))
@@ -229,17 +232,3 @@ def _headroom(
     margin = fp16_margin([inf for _, inf in norms], scales)
     psi = {f"psi_{scale}": share for scale, share in margin.psi.items()}
     return Fp16Headroom(method, coef, len(norms), two, inf, margin.kappa_min, psi, margin.nonfinite, reason)
-
-
-@contextmanager
-def trainable(model: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """Every floating-point parameter requires a gradient inside, as in training; the flags are restored afterwards."""
-    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    chosen = [parameter for parameter, _ in before if parameter.is_floating_point()]
-    for parameter in chosen:
-        parameter.requires_grad_()
-    try:
-        yield chosen
-    finally:
-        for parameter, flag in before:
-            parameter.requires_grad_(flag)

@@ -6,7 +6,6 @@ Axes: T tokens, V vocabulary, D width. Linear losses are called on heads that ho
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import importlib.util
 import inspect
@@ -160,6 +159,14 @@ class BlackBox:
             beyond=float(grad_TV[tokens:].norm()),
         )
 
+    def attempt(self, probe: Probe, dtype: torch.dtype) -> Outcome | None:
+        """The same; None if the loss fails or is not finite."""
+        try:
+            outcome = self(probe, dtype)
+        except LossCallError:
+            return None
+        return outcome if outcome.finite else None
+
     def value(self, logits_TV: Tensor, target_T: Tensor, dtype: torch.dtype = torch.float64) -> float:
         """The scalar alone, as a training step would see it (inputs still require gradients)."""
         logits_TV, target_T = self._moved(logits_TV, target_T)
@@ -173,8 +180,6 @@ class BlackBox:
         hidden_TD, target_T = self._moved(hidden_TD, target_T)
         leaves = [x.detach().to(self.device, dtype).requires_grad_() for x in (hidden_TD, weight_VD)]
         arguments, loss, _ = self._forward(leaves, target_T, None)
-        if loss.numel() != 1:
-            raise LossCallError(f"{self.name} returned a tensor of shape {list(loss.shape)}, but a scalar is expected.")
         if loss.requires_grad:
             self._guarded(loss.sum().backward, arguments)
         hidden, weight = _gradients(leaves, math.nan)
@@ -244,7 +249,7 @@ class BlackBox:
             ]
             dtype = str(arguments[0].dtype).removeprefix("torch.")
             raise LossCallError(
-                f"{self.name} raised {_named_error(error)}{_failed_line(error)} when called with {', '.join(shapes)} in "
+                f"{self.name} raised {_named_error(error)} when called with {', '.join(shapes)} in "
                 f"{dtype}.{_arguments_hint(self.function, self.linear, error)}{_gpu_hint(error, self.device)}"
             ) from error
 
@@ -338,7 +343,7 @@ def _read_output(returned: Any, name: str, logits_entries: int) -> tuple[Tensor,
     entries = list(_entries(returned))
     if not entries:
         raise LossCallError(
-            f"{name} returned {_describe(returned)}, but a loss is expected: a scalar tensor, a tuple whose first item is "
+            f"{name} returned {_kind(returned)}, but a loss is expected: a scalar tensor, a tuple whose first item is "
             "the loss, or an object with `.loss`."
         )
     names = [key for key, _ in entries]
@@ -347,7 +352,7 @@ def _read_output(returned: Any, name: str, logits_entries: int) -> tuple[Tensor,
     loss = entries[index][1]
     if not isinstance(loss, Tensor):
         raise LossCallError(
-            f"{name} gives {_describe(loss)} as its loss, but a tensor with a gradient is expected: "
+            f"{name} gives {_kind(loss)} as its loss, but a tensor with a gradient is expected: "
             "return the loss before `.item()` or `float()`."
         )
     return loss, {
@@ -366,7 +371,10 @@ def _entries(returned: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(returned, (tuple, list)):
         pairs = [(f"item {i}", value) for i, value in enumerate(returned)]
     elif any(hasattr(returned, key) for key in LOSS_NAMES):
-        pairs = [(key, getattr(returned, key)) for key in _attributes(returned)]
+        names = getattr(returned, "__dict__", {}) or getattr(returned, "__dataclass_fields__", {})
+        stored = [key for key in names if not key.startswith("_")]
+        known = [key for key in (*LOSS_NAMES, *Z_NAMES, "cross_entropy", "ce") if hasattr(returned, key)]
+        pairs = [(key, getattr(returned, key)) for key in dict.fromkeys((*stored, *known))]
     else:
         return
     for key, value in pairs:
@@ -376,18 +384,7 @@ def _entries(returned: Any) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _attributes(returned: Any) -> list[str]:
-    if dataclasses.is_dataclass(returned):
-        names = [field.name for field in dataclasses.fields(returned)]
-    else:
-        names = [key for key in getattr(returned, "__dict__", {}) if not key.startswith("_")]
-    known = [key for key in (*LOSS_NAMES, *Z_NAMES, "cross_entropy", "ce") if hasattr(returned, key)]
-    return [*names, *(key for key in known if key not in names)]
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)}"
+def _kind(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
@@ -478,20 +475,15 @@ def _limited(seconds: float | None, name: str) -> Iterator[None]:
 
 
 def _named_error(error: BaseException) -> str:
-    """The kind of an error and the first line of its text.
+    """The kind of an error and the first line of its text; the failed line of code if it has none, such as a bare assert.
 
     Backticks become quotes: names between backticks are printed as flags, and these are not arguments of the audit.
     """
-    text = str(error).replace("`", "'").strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__
-
-
-def _failed_line(error: BaseException) -> str:
-    """The line of an error that has no message, such as a bare assert."""
-    lines = traceback.extract_tb(error.__traceback__)
-    if str(error).strip() or not lines or not lines[-1].line:
-        return ""
-    return f" at `{lines[-1].line[:120]}` (line {lines[-1].lineno} of {Path(lines[-1].filename).name})"
+    kind, text = type(error).__name__, str(error).replace("`", "'").strip().splitlines()
+    if text:
+        return f"{kind}: {text[0][:300]}"
+    at = traceback.extract_tb(error.__traceback__)[-1:]
+    return kind + "".join(f" at `{x.line[:120]}` (line {x.lineno} of {Path(x.filename).name})" for x in at if x.line)
 
 
 def _arguments_hint(function: Callable[..., Any], linear: bool, error: BaseException) -> str:
@@ -499,11 +491,7 @@ def _arguments_hint(function: Callable[..., Any], linear: bool, error: BaseExcep
 
     A third parameter with a default lets the wrong call begin: then torch complains of shapes or dtypes.
     """
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return ""
-    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    places = [p for p in _parameters(function) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = sum(1 for p in places if p.default is p.empty)
     heads = ("hidden", "hidden_states", "weight", "lm_head", "lm_head_weight", "head")
     of_a_head = any(p.name.lower() in heads for p in places[:2])
@@ -518,14 +506,19 @@ def _arguments_hint(function: Callable[..., Any], linear: bool, error: BaseExcep
     return ""
 
 
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Empty for a function that does not tell them."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
 def router_arguments(function: Callable[..., Any]) -> str | None:
     """The first two parameters in words where the second is a coefficient and none is a target, as in Megatron's
     `z_loss_func(logits, z_loss_coeff)`.
     """
-    try:
-        names = [name.lower() for name in inspect.signature(function).parameters]
-    except (TypeError, ValueError):
-        return None
+    names = [parameter.name.lower() for parameter in _parameters(function)]
     targets = any(word in name for name in names for word in ("target", "label"))
     if len(names) < 2 or targets or not any(word in names[1] for word in ("coef", "lambda")):
         return None

@@ -18,7 +18,16 @@ import torch
 from torch import Tensor
 
 from zloss.audit.loss.calls import BlackBox, LossCallError, Outcome
-from zloss.audit.loss.identify import Draw, Identification, Weights, identify, unrepeatable, weigh, weigh_batches
+from zloss.audit.loss.identify import (
+    Draw,
+    Identification,
+    Weights,
+    identify,
+    straight_line,
+    unrepeatable,
+    weigh,
+    weigh_batches,
+)
 from zloss.audit.loss.model_tokens import audited_probe, beyond_rounding, bf16_input_error, measure_source
 from zloss.audit.loss.probes import Probe, draw, seeded
 from zloss.audit.loss.returned import Returned, recognise, reported_z
@@ -73,11 +82,7 @@ class Evidence:
 
     def attempt(self, probe: Probe, dtype: torch.dtype | None = None) -> Outcome | None:
         """The same; None if the loss fails or is not finite."""
-        try:
-            outcome = self.call(probe, dtype)
-        except LossCallError:
-            return None
-        return outcome if outcome.finite else None
+        return self.box.attempt(probe, dtype or self.ident.dtype)
 
     @cached_property
     def weights(self) -> tuple[Weights, ...]:
@@ -248,12 +253,9 @@ def zero_gradient_z(e: Evidence) -> Finding:
     if not e.ident.trusted:
         return not_applicable("Token weights keep the value of the cross-entropy from being predicted.")
     if (worst := _value_offset(e)) is not None:
-        apart = _hidden_against_weight(e) > 1e-3
-        where, what = (
-            (" at the weight", "does not train the weight")
-            if apart
-            else ("", "trains nothing (detached, or a constant)")
-        )
+        where, what = "", "trains nothing (detached, or a constant)"
+        if _hidden_against_weight(e) > 1e-3:
+            where, what = " at the weight", "does not train the weight"
         return found(
             f"The value differs from cross-entropy by up to {worst[0]:.4g}, but the gradient{where} is cross-entropy alone: "
             f"a Z is reported that {what}.",
@@ -474,12 +476,9 @@ def _directions(e: Evidence) -> Iterator[tuple[str, Probe, Outcome, Tensor, floa
 
 def _slope(e: Evidence, words: str, probe: Probe, outcome: Outcome, direction: Tensor, step: float) -> Slope | None:
     """The derivative along one direction; None if the scalar cannot be read finely enough."""
-    try:
-        low2, low1, high1, high2 = values = [
-            e.box.value(probe.logits_TV + k * step * direction, probe.target_T, e.ident.dtype) for k in (-2, -1, 1, 2)
-        ]
-    except LossCallError:
-        return None
+    low2, low1, high1, high2 = values = [
+        e.box.value(probe.logits_TV + k * step * direction, probe.target_T, e.ident.dtype) for k in (-2, -1, 1, 2)
+    ]
     if not all(abs(value) < math.inf for value in values):
         return None
     scalar = (8 * (high1 - low1) - (high2 - low2)) / (12 * step)
@@ -542,10 +541,7 @@ def all_ignored_nonfinite(e: Evidence) -> Finding:
         # With hidden and weight an infinite logit cannot be given to one token alone.
         logits, keep = probe.logits_TV.clone(), torch.arange(tokens) != 1
         logits[1, 0] = math.inf
-        try:
-            leak = e.call(replace(probe, logits_TV=logits).masked(keep))
-        except LossCallError as error:
-            return passed(f"All-ignored batches give a finite loss; infinite logits could not be tried: {error}")
+        leak = e.call(replace(probe, logits_TV=logits).masked(keep))
         # The ignored row's own gradient is not looked at: PyTorch's cross_entropy leaves NaN there.
         if not (math.isfinite(leak.value) and bool(torch.isfinite(leak.grad_TV[keep]).all())):
             return found(
@@ -629,8 +625,10 @@ def _masked_witness(e: Evidence) -> Witness | None:
 
 def _count_words(name: str | None) -> str:
     name = name or "other"
-    before, name = ("the square root of ", name.removeprefix("sqrt_")) if name.startswith("sqrt_") else ("", name)
-    after = {"+1": " plus 1", "-1": " less 1"}.get(name[-2:], "")
+    before, after = (
+        "the square root of " * name.startswith("sqrt_"),
+        {"+1": " plus 1", "-1": " less 1"}.get(name[-2:], ""),
+    )
     words = {
         "valid": "the valid tokens",
         "all": "all tokens",
@@ -638,8 +636,8 @@ def _count_words(name: str | None) -> str:
         "sum": "1 (a sum)",
         "other": "a count that is none of the known ones",
     }
-    name = name[:-2] if after else name
-    return before + words.get(name, name) + after
+    plain = name.removeprefix("sqrt_").removesuffix("+1").removesuffix("-1")
+    return before + words.get(plain, plain) + after
 
 
 @finding("error", "z numbers")
@@ -743,11 +741,9 @@ def overwrites_input(e: Evidence) -> Finding:
 def reported_z_dtype(e: Evidence) -> Finding:
     """Is the reported Z rounded to 16 bits? Called with bf16 logits, as a mixed-precision model would."""
     probe, plain = e.mixed
-    try:
-        half = e.call(probe, torch.bfloat16)
-        outcomes, returned = [plain, half], f" bf16 logits give a {_name(half.dtype)} loss."
-    except LossCallError:
-        outcomes, returned = [plain], ""
+    half = e.attempt(probe, torch.bfloat16)
+    outcomes = [plain] if half is None else [plain, half]
+    returned = "" if half is None else f" bf16 logits give a {_name(half.dtype)} loss."
     z, narrow = reported_z(e.returned), (torch.bfloat16, torch.float16)
     bits = e.witness("bits of the value", 16.0, 32.0, noise=0.0)
     if plain.dtype in narrow:
@@ -917,33 +913,23 @@ def filtered_source(e: Evidence) -> Finding:
     ident, model = e.ident, e.ident.model
     if ident.how != "filtered":
         return passed("No entry of the Z source is missing.")
-    gone, kept, z, above = [], [], [], {"|p − y|": [], "p": []}  # type: ignore[var-annotated]
-    worst: Probe | None = None
-    for probe, grad_TV in e.draw.parts(*e.draw.outcomes):
+    rows, parts = [], e.draw.parts(*e.draw.outcomes)
+    for probe, grad_TV in parts:
         z_TV = model.z_source(probe).abs()
         sigma_T = ident.eps * probe.noise_T * (model.ce_weight(probe) + z_TV.amax(-1))
-        gone.append((grad_TV == 0) & (model.source(probe).abs() > 30 * sigma_T.unsqueeze(-1)))
-        kept.append(grad_TV != 0)
-        z.append(z_TV)
-        above["|p − y|"].append((probe.p_TV - probe.onehot_TV).abs())
-        above["p"].append(probe.p_TV)
-        worst = worst or (probe if bool(gone[-1].any()) else None)
-    if worst is None:
+        gone_TV = (grad_TV == 0) & (model.source(probe).abs() > 30 * sigma_T.unsqueeze(-1))
+        rows.append((gone_TV, grad_TV != 0, z_TV, (probe.p_TV - probe.onehot_TV).abs(), probe.p_TV))
+    gone_TV, kept_TV, z_TV, off_TV, p_TV = (torch.cat(column) for column in zip(*rows, strict=True))
+    if not bool(gone_TV.any()):
         return passed("No entry of the Z source is missing.")
-    gone_TV, kept_TV, z_TV = torch.cat(gone), torch.cat(kept), torch.cat(z)
+    worst = next(probe for (probe, _), (gone, *_) in zip(parts, rows, strict=True) if bool(gone.any()))
     share, cause = float(z_TV[gone_TV].sum() / z_TV.sum()), "what they have in common was not found"
+    for key, value_TV, drops in (("p", p_TV, ""), ("|p − y|", off_TV, " This drops the Z of confident tokens")):
+        highest, lowest = float(value_TV[gone_TV].max()), float(value_TV[kept_TV].min())
+        if highest <= lowest:
+            cause = f"entries with {key} up to {highest:.3g} are dropped, those from {lowest:.3g} on are kept.{drops}"
     if not bool(kept_TV.any(-1)[gone_TV.any(-1)].any()):
         cause = "whole rows are dropped"
-    else:
-        for key, values in above.items():
-            value_TV = torch.cat(values)
-            highest, lowest = float(value_TV[gone_TV].max()), float(value_TV[kept_TV].min())
-            if highest <= lowest:
-                drops = " This drops the Z of confident tokens" if key != "p" else ""
-                cause = (
-                    f"entries with {key} up to {highest:.3g} are dropped, those from {lowest:.3g} on are kept.{drops}"
-                )
-                break
     return found(
         f"Gradient entries come back exactly 0 where the Z source is not ({int(gone_TV.any(-1).sum())} probe tokens, "
         f"{share:.1%} of its mass): {cause}.",
@@ -1057,8 +1043,8 @@ def _curve_witness(e: Evidence) -> Witness | None:
     if not e.ident.identified.curve:
         return None
     v, s = torch.tensor(e.ident.identified.curve, dtype=torch.float64).unbind(-1)
-    columns = torch.stack([v, torch.ones_like(v)], dim=-1)
-    line = columns @ torch.linalg.lstsq(columns, s.unsqueeze(-1)).solution.flatten()
+    slope, level = straight_line(v, s, torch.ones_like(v))
+    line = slope * v + level
     at = int((s - line).abs().argmax())
     words = f"coefficient of p at log Z = {float(v[at]):.5g}, against the best line"
     return e.witness(words, float(s[at]), float(line[at]))

@@ -324,7 +324,7 @@ def _refined(chosen: Fit, first: Draw, eps: float) -> Fit:
     use, top_TV = probe.saturated_T, probe.argmax_TV(split=False)
     s_T = (grad_TV * top_TV).sum(-1) / (chosen.quantities[0].shape(probe) * top_TV).sum(-1)
     v, s, sigma = chosen.quantities[0].value(probe)[use], s_T[use], eps * s_T[use].abs() + 1e-300
-    slope, level = _line(v, s, sigma)
+    slope, level = straight_line(v, s, sigma)
     if float(((s - slope * v - level) / sigma).abs().max()) > 3:
         return chosen
     columns = torch.stack([v, torch.ones_like(v)], dim=-1) / sigma.unsqueeze(-1)
@@ -461,7 +461,7 @@ def _squared_in_part(v: Tensor, s: Tensor, slack: Tensor, batch: Tensor, row: Te
     """
 
     def linear(some: Tensor) -> bool:
-        slope, level = _line(v[some], s[some], slack[some])
+        slope, level = straight_line(v[some], s[some], slack[some])
         return bool(((s - slope * v - level).abs() <= slack + 1e-5 * s.abs())[some].all())
 
     batches = [batch == i for i in sorted(set(batch.tolist()))]
@@ -471,7 +471,7 @@ def _squared_in_part(v: Tensor, s: Tensor, slack: Tensor, batch: Tensor, row: Te
             f"a source that is linear in {words} within a batch, with a slope or level that changes from batch to batch"
         )
         return seen, any(not bool(on[here].any()) for here in batches)
-    slope, level = _line(v[on], s[on], slack[on]) if int(on.sum()) > 1 else (0.0, 0.0)
+    slope, level = straight_line(v[on], s[on], slack[on]) if int(on.sum()) > 1 else (0.0, 0.0)
     # Where the line itself passes through 0 a token says nothing.
     missing = ((slope * v + level).abs() > slack) & ~on
     if not linear(on) or not bool(missing.any()):
@@ -483,7 +483,8 @@ def _squared_in_part(v: Tensor, s: Tensor, slack: Tensor, batch: Tensor, row: Te
     return f"a squared penalty on {words} on {len(places)} of {tokens} tokens only (row {told})", False
 
 
-def _line(v: Tensor, s: Tensor, slack: Tensor) -> tuple[float, float]:
+def straight_line(v: Tensor, s: Tensor, slack: Tensor) -> tuple[float, float]:
+    """Slope and level of the best line through s(v), each point weighted by its 1/slack."""
     columns = torch.stack([v, torch.ones_like(v)], dim=-1) / slack.unsqueeze(-1)
     slope, level = torch.linalg.lstsq(columns, (s / slack).unsqueeze(-1), driver="gelsd").solution.flatten().tolist()
     return slope, level
@@ -777,13 +778,10 @@ def _classes_apart(box: BlackBox, space: Space, backwards: bool) -> dict[int, Sp
     for start in range(0, space.lanes, space.tokens):
         target_T = order[start : start + space.tokens]
         probe = Probe(row.expand(len(target_T), -1), target_T, space.lanes)
-        try:
-            outcome = box(probe, torch.float32)
-        except LossCallError:
+        outcome = box.attempt(probe, torch.float32)
+        if outcome is None or not bool(outcome.grad_TV.any()):
             return None
         loud_T = outcome.grad_TV.norm(dim=-1) > 0
-        if not outcome.finite or not bool(loud_T.any()):
-            return None
         apart |= {int(index): None for index in target_T[~loud_T]}
         rows = decompose([(probe, outcome.grad_TV)], UNIT["float32"])
         w_T, s_T, slack_T = rows.b_T + rows.g_T, rows.k_T, 4 * rows.tolerance_T
@@ -844,11 +842,8 @@ def _targets_unused(box: BlackBox, ident: Identification) -> bool:
     """Whether other targets, and ignored ones, leave value and gradient as they were: a function of the logits alone."""
     probe, first = ident.first.probes["mixed"], ident.first.outcomes["mixed"]
     keep = torch.arange(len(probe.target_T)) % 3 == 0
-    try:
-        others = [box(other, ident.dtype) for other in (probes.likely(probe, ident.space.avoid), probe.masked(keep))]
-    except LossCallError:
-        return False
-    return all(one.value == first.value and torch.equal(one.grad_TV, first.grad_TV) for one in others)
+    others = [box.attempt(one, ident.dtype) for one in (probes.likely(probe, ident.space.avoid), probe.masked(keep))]
+    return all(one and one.value == first.value and torch.equal(one.grad_TV, first.grad_TV) for one in others)
 
 
 # Precision and repeatability.
@@ -901,9 +896,8 @@ def unrepeatable(
             if changed <= limit:
                 continue
             # Only chance brings the first answer back under the first seed, and the other one under the other.
-            random = (
-                seed is not None and change(None) <= limit and abs(change(seed) - changed) <= limit * max(1.0, changed)
-            )
+            back = seed is not None and change(None) <= limit
+            random = back and abs(change(seed) - changed) <= limit * max(1.0, changed)
         except LossCallError as error:
             return f"A call that worked at first fails when it is repeated ({box.calls} calls): {error}", None
         why = "the loss draws random numbers" if random else "the loss keeps state"
@@ -917,10 +911,7 @@ def unrepeatable(
 
 def _confirm(box: BlackBox, ident: Identification, seed: int) -> Identification:
     """The identification with its second draw; an undetermined one if fresh batches contradict it."""
-    try:
-        second = take_draw(box, ident.space, seed + OFFSET, ident.dtype)
-    except LossCallError as error:
-        return unexplained(ident, f"The same call on a second draw of the probes fails: {error}")
+    second = take_draw(box, ident.space, seed + OFFSET, ident.dtype)
     ident = replace(ident, second=second)
     if lost := sorted(ident.first.outcomes.keys() - second.outcomes.keys()):
         once = f"Loss or gradient is finite on one draw of the probes, and not on a second ({lost[0]})."
@@ -1010,15 +1001,10 @@ def _on_fresh_mask(box: BlackBox, ident: Identification, seed: int) -> Identific
     probe = pool.take(torch.randperm(len(pool.target_T), generator=generator)[:tokens])
     keep = torch.rand(tokens, generator=generator) < 0.4
     keep[:2] = True
-    try:
-        outcomes = [box(one, ident.dtype) for one in (probe.masked(keep), probe)]
-    except LossCallError:
+    on_mask, on_all = (box.attempt(one, ident.dtype) for one in (probe.masked(keep), probe))
+    if on_mask is None or on_all is None:
         return None
-    if not all(outcome.finite for outcome in outcomes):
-        return None
-    masked, whole = (
-        factors(ident, p, o.grad_TV)[0] for p, o in zip((probe.masked(keep), probe), outcomes, strict=True)
-    )
+    masked, whole = factors(ident, probe.masked(keep), on_mask.grad_TV)[0], factors(ident, probe, on_all.grad_TV)[0]
     told = f"{int(keep.sum())} of {tokens} tokens valid"
     if max(abs(factor - 1) for factor in whole) > SHARE:
         kept = (

@@ -7,12 +7,13 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from zloss.errors import InputError, UnknownNameError
+from zloss.errors import InputError, UnknownNameError, require_version
 from zloss.results.loss_audit import LossAudit
 from zloss.tensors import is_number
 
@@ -32,6 +33,7 @@ def audit_loss(
     off: Callable[..., Any] | None = None,
     expect: Mapping[str, Any] | None = None,
     linear: bool = False,
+    jax: bool = False,
     per_token: Callable[..., Any] | None = None,
     logits: Tensor | None = None,
     target: Tensor | None = None,
@@ -50,6 +52,7 @@ def audit_loss(
     the loss, or an object with `.loss`; a second item, `.z_loss` or `.auxiliary` is the Z it reports. `off` is the same
     loss with its Z switched off, `per_token` its reduction="none" variant, `expect` what the user believes
     (`coef`, `target`, `coordinate`, `denominator`, ...; a `target` of "log_v" or None is c = log V).
+    With `jax` the functions are of JAX arrays, and their gradients come from `jax.vjp`.
     `logits` and `target` are where Δ_src is measured;
     `name` is what the report calls the loss; `thorough` also tries many tokens and a large vocabulary at once;
     `model_tokens` (`open_model_tokens`) are tokens of a model on a text, on whose own logits Δ_src is measured too;
@@ -69,8 +72,14 @@ def audit_loss(
 
     started = time.perf_counter()
     wanted = _check_options(fn, off, per_token, expect, valid_vocab)
+    name = name or loss_name(fn)
+    if jax:
+        require_version("jax", "0.8", "Auditing a JAX loss", "jax")
+        from zloss.audit.loss.jax_loss import from_jax
+
+        fn, off, per_token = from_jax(fn), off and from_jax(off), per_token and from_jax(per_token)
     device = torch.device("cpu") if logits is None else logits.device
-    box = BlackBox(fn, name or loss_name(fn), linear, device, seed, ignore_index, time_limit=time_limit)
+    box = BlackBox(fn, name, linear, device, seed, ignore_index, time_limit=time_limit)
     vocab, width = (probes.VOCAB,) * 2 if valid_vocab is None else (valid_vocab, (valid_vocab // 64 + 1) * 64)
     space = probes.Space(vocab, width, probes.TOKENS, frozenset({ignore_index} if ignore_index >= 0 else ()))
     progress = progress or Silent()
@@ -96,6 +105,7 @@ def audit_loss(
     provenance = {
         "loss": box.name,
         "linear": linear,
+        **({"jax": version("jax")} if jax else {}),
         "device": str(box.device),
         "probe_dtype": str(ident.dtype).removeprefix("torch."),
         "probe_tokens": ident.space.tokens,
