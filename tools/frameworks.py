@@ -23,6 +23,7 @@ from tests.integrations.framework_table import TABLE_VARIABLE, Row
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ROOT / ".frameworks"
 RECORD = ROOT / "docs/results/frameworks.json"
+SCHEMA = "zloss.frameworks/1"
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,15 @@ def main() -> int:
     unknown = sorted(set(names) - FRAMEWORKS.keys())
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; expected {', '.join(FRAMEWORKS)}")
-    kept = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    kept = json.loads(RECORD.read_text(encoding="utf-8"))["frameworks"] if RECORD.exists() else {}
     red = False
     for name in names:
         print(f"{name}: installing", flush=True)
         install(name)
         kept[name] = run(name)
         red |= kept[name]["failed"]
-        RECORD.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        record = {"schema": SCHEMA, "frameworks": kept}
+        RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         RECORD.with_suffix(".md").write_text(page(kept), encoding="utf-8")
     return int(red)
 

@@ -135,7 +135,7 @@ def test_a_grown_common_shift_is_named_with_the_step_at_which_it_began(measured:
     assert states["p_z_999", "raw"].state == states["sigma_1", "raw"].state == "invisible"
     # A common shift is gone after centering.
     assert {movement.state for movement in drift.movements if movement.coordinate == "centered"} == {"quiet"}
-    assert drift.finding.startswith("Drift that CE cannot see: p99 |μ| rose from")
+    assert drift.finding.startswith("Drift that CE cannot see: the common shift (p99 |μ|) rose from")
     assert "it began between steps 500 and 1000" in drift.finding
     assert "common shift of all logits" in drift.finding
 

@@ -60,8 +60,8 @@ def test_what_is_written_is_read(record: RunConfig, tmp_path: Path) -> None:
 
 def test_the_fields_of_the_configuration_are_the_keys_of_the_file() -> None:
     beside = {"schema", "data", "initial_weights"}
-    # Keys of runs that go on with an optimizer's state, or that read another tokenizer than the model's.
-    fresh = {"optimizer_state", "tokenizer"}
+    # Written only where they are set: an optimizer state to continue from, another tokenizer, a step at which λ is switched off.
+    fresh = {"optimizer_state", "tokenizer", "coef_until"}
     assert set(EXPERTS.to_dict()) == ({field.name for field in fields(TrainConfig)} | beside) - fresh
     assert set(DENSE.to_dict()) == set(EXPERTS.to_dict()) - {"moe"}
     assert DENSE.to_dict()["data"]["train"]["files"] == FILES
