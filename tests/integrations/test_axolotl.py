@@ -214,6 +214,7 @@ def test_a_plugin_of_an_earlier_configuration_leaves_the_next_one_alone() -> Non
         (HEAD, {"zloss_coef": 1e-4}, "`zloss_coef` is not a key of axolotl"),
         (HEAD, {"chunked_cross_entropy": True}, "`chunked_cross_entropy: True` lets another function compute"),
         (HEAD, {"context_parallel_size": 2}, "got `context_parallel_size: 2`: set it to 1."),
+        (HEAD, {"tensor_parallel_size": 2}, "got `tensor_parallel_size: 2`: set it to 1."),
     ],
 )
 def test_a_bad_configuration_gets_one_sentence_when_it_is_read(

@@ -92,11 +92,9 @@ def attach_arguments(cfg: Mapping[str, Any]) -> dict[str, Any]:
                 f"`{key}: {cfg[key]}` lets another function compute the training loss, so Z would be left out: remove it or "
                 "ZLossPlugin."
             )
-    if int(cfg.get("context_parallel_size") or 1) > 1:
-        raise InputError(
-            "ZLossPlugin does not support context parallelism, but got "
-            f"`context_parallel_size: {cfg['context_parallel_size']}`: set it to 1."
-        )
+    for key in ("context_parallel_size", "tensor_parallel_size"):
+        if int(cfg.get(key) or 1) > 1:
+            raise InputError(f"ZLossPlugin supports data parallelism only, but got `{key}: {cfg[key]}`: set it to 1.")
     chosen_names(section.get("scalars", "all"))  # validates it before the model is loaded, as the next line does
     alert_action(section.get("on_alert", "log"))
     found = {name: section[name] for name in ("scalars", "on_alert") if name in section}
