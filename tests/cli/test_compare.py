@@ -161,10 +161,19 @@ def test_runs_without_per_block_validation_say_so(copy: Path) -> None:
 
 
 def test_unmatched_pairs_are_refused_by_field(copy: Path, refused: Refused) -> None:
-    file = copy / "standard-0.3-s2" / "config.json"
-    config = json.loads(file.read_text())
-    file.write_text(json.dumps({**config, "target": 0.0, "gain_beta": 0.5}))
+    file, first = (copy / f"standard-0.3-s{seed}" / "config.json" for seed in (2, 1))
+    config, same_arm = json.loads(file.read_text()), json.loads(first.read_text())
+    # A method may have another target than the baseline, but all seeds of it have the same one.
+    for change, named in (
+        ({"target": 0.0}, "differ in target (None → 0.0)"),
+        ({"coef_until": 2}, "coef_until (None → 2)"),
+    ):
+        file.write_text(json.dumps({**config, **change}))
+        refused(["compare", copy, "--quiet"], named)
+    for one, data in ((file, config), (first, same_arm)):
+        one.write_text(json.dumps({**data, "target": 0.0, "gain_beta": 0.5}))
     assert main(["compare", str(copy), "--quiet"]) == 0
+    first.write_text(json.dumps(same_arm))
     for change, named in (
         ({"lr": 2e-3}, "lr (0.001 → 0.002)"),
         (

@@ -169,14 +169,27 @@ def test_accepted_runs_of_this_model_ask_for_training(bare: AuditReport, trained
     assert verdict(weighed(bare, gain=0.2), comparisons=[other]).action == "not_enough_evidence"
 
 
+def with_method(comparison: Comparison, name: str, coef: float) -> Comparison:
+    """The comparison with another name and coefficient for its first method with a verdict."""
+    first = comparison.quality.methods[0]
+    quality = replace(comparison.quality, methods=(replace(first, method=name, coef=coef),))
+    methods = tuple(
+        replace(one, method=name, coef=coef) if one.method == first.method else one for one in comparison.methods
+    )
+    return replace(comparison, quality=quality, methods=methods)
+
+
 def test_an_accepted_centered_head_or_router_variant_asks_for_nothing(bare: AuditReport, trained: Comparison) -> None:
     """A centered head predicts what CE predicts, so it is always accepted: SmolLM2 would have been told to center."""
-    first = trained.quality.methods[0]
-    centered = replace(trained.quality, methods=(replace(first, method="centered-head", coef=0.0),))
-    methods = tuple(
-        replace(one, method="centered-head", coef=0.0) if one.method == first.method else one for one in trained.methods
-    )
-    assert verdict(weighed(bare), comparisons=[replace(trained, quality=centered, methods=methods)]).action == "nothing"
+    for method, coef, action in (
+        ("centered-head", 0.0, "nothing"),
+        ("mu-centering", 0.0, "nothing"),
+        ("mu-loss", 1e-4, "train"),
+    ):
+        renamed = with_method(trained, method, coef)
+        found = verdict(weighed(bare), comparisons=[renamed])
+        assert found.action == action
+        assert action == "nothing" or found.sentence.startswith("Train with the μ-loss at γ = 1e-4: ")
     routed = replace(trained, router=RouterVariants("ce", (RouterVariant("megatron", 1e-3, s_rel=1.0),)))
     assert verdict(weighed(bare), comparisons=[routed]).action == "nothing"
     assert verdict(weighed(bare), comparisons=[trained]).action == "train"

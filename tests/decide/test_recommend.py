@@ -22,6 +22,7 @@ from zloss.decide.recommend import (
     evaluate_arms,
     extra_seeds,
     least_endpoints,
+    named_arms,
     plan_time,
     planned_runs,
     ranked,
@@ -351,3 +352,15 @@ def test_what_is_held_against_an_arm(
     rejected = replace(verdict, verdict="rejected", reasons=("quality: why.",))
     (found,) = evaluate_arms(replace(given, quality=Quality(methods=(rejected,))))
     assert found.objection == "rejected: quality: why"
+
+
+@pytest.mark.parametrize(
+    "named", ["ce", "centered-head", "standard:-1e-4", "standard:0", "mu-centering:1", "mu-loss:inf"]
+)
+def test_arms_that_cannot_be_run_are_refused(named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        named_arms([named])
+
+
+def test_an_arm_that_is_named_twice_is_run_once() -> None:
+    assert len(named_arms(["mu-loss", "mu-loss", "mu-loss:1e-4", "mu-loss:1e-3"])) == 2

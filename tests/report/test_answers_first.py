@@ -14,7 +14,7 @@ from zloss.report.audit import audit_summary, differences, remarks, side_by_side
 from zloss.report.comparison import answer
 from zloss.report.files import render_page, terminal_document
 from zloss.report.loss_audit import headline, loss_audit_summary
-from zloss.results.audit import AuditReport, GradientNumbers, HeadNumbers
+from zloss.results.audit import AuditReport, GradientNumbers, HeadNumbers, PlannedLoss
 from zloss.results.comparison import Comparison
 from zloss.results.loss_audit import LossAudit
 
@@ -72,6 +72,13 @@ def test_pages_and_terminals_begin_with_the_answer(
     page = render_page(decide_results(audits=(report,)))
     assert report.verdict is not None
     assert page.index(report.verdict.sentence[:20]) < page.index('class="cards"')
+
+
+def test_the_card_of_r_z_is_about_the_run_of_the_verdict(report: AuditReport) -> None:
+    """At λ_diag it was within the budget, next to a verdict that called the planned λ too strong."""
+    for share, said in ((0.2, "At λ = 0.02 beyond the budget"), (0.001, "At λ = 0.02 within the budget")):
+        planned = PlannedLoss(coef=0.02, target=0.0, r_z=share / 2, r_z_model=share)
+        assert said in render_page(decide_results(audits=(replace(report, planned=planned),)))
 
 
 def test_a_softcapped_head_has_its_own_gain_and_every_row_counts(capped: AuditReport, report: AuditReport) -> None:

@@ -77,7 +77,7 @@ class AuditLoss:
         from zloss.audit.loss.run import audit_loss
         from zloss.console import choose_progress
         from zloss.decide.answer import decide_results
-        from zloss.errors import InputError
+        from zloss.errors import InputError, require_version
         from zloss.report.files import write_result
         from zloss.report.loss_audit import loss_audit_summary
         from zloss.report.terminal import print_document
@@ -90,6 +90,8 @@ class AuditLoss:
         if out:
             check_folder(Path(self.out))
             refuse_other(Path(out), Owner("loss-audit", self.function), force=self.force)
+        if self.jax:  # before the user's module, which imports it
+            require_version("jax", "0.8", "Auditing a JAX loss", "jax")
         function = load_function(self.function)
         tokens = self._model_tokens(progress)
         try:

@@ -23,7 +23,16 @@ from functools import partial
 from typing import Any
 
 from zloss.decide.recommend import CE as CE_METHOD
-from zloss.decide.recommend import CENTERED_HEAD, CONFIRMED, evaluate_arms, method_title, one_digit, ranked
+from zloss.decide.recommend import (
+    CENTERED_HEAD,
+    CONFIRMED,
+    OF_THE_MEAN_ROW,
+    evaluate_arms,
+    method_title,
+    one_digit,
+    ranked,
+    recipe,
+)
 from zloss.decide.stages import DECOMPOSITION, IMPLEMENTATION, PATHWAY, ROUTER, SOURCE, TRANSPORT, inside, sentence
 from zloss.decide.thresholds import Thresholds
 from zloss.decide.verdict import evaluated_comparison
@@ -33,6 +42,7 @@ from zloss.results.decision import ActionVerdict, Consequence, Decision
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import LossAudit
 from zloss.results.recommendation import Recommendation
+from zloss.results.run_config import UNPENALIZED
 
 OLD_REPORT = "this report was written before consequences were measured; run the audit again"
 NOISE = "Error of the target's log-probability from 16-bit logits (RMS)"
@@ -248,9 +258,10 @@ def give_verdict(
         return _center(report, by_stage[SOURCE.name], decisions, confidence)
     if (accepted := _accepted(same, recommended, limits)) is not None:
         method, coef, why, tested = accepted
+        named = recipe(method, coef) if method in OF_THE_MEAN_ROW else f"{method_title(method)} at λ = {coef:g}"
         return ActionVerdict(
             "train",
-            f"Train with {method_title(method)} at λ = {coef:g}: matched runs accepted it.",
+            f"Train with {named}: matched runs accepted it.",
             (*why, *_findings(decisions)),
             tested,
             (
@@ -340,8 +351,9 @@ def _accepted(
 ) -> tuple[str, float, list[str], str] | None:
     """(method, λ, why, how sure) of an accepted Z-loss on the head: a recommendation's before a comparison's.
 
-    A centered head is accepted by construction, since it predicts what CE predicts; whether it is worth having is the
-    consequence of the shift. Router variants do not count: they are not a Z-loss on the head.
+    A centered head, or an untied head that is centered after every step, is accepted by construction, since it predicts what
+    CE predicts; whether it is worth having is the consequence of the shift. Router variants do not count: they are not a
+    Z-loss on the head.
     """
     for one in recommendations:
         if one.objective not in (None, CE_METHOD, CENTERED_HEAD) and one.level == CONFIRMED and one.coef is not None:
@@ -351,7 +363,7 @@ def _accepted(
             continue
         evaluated = evaluated_comparison(comparison, limits)
         for arm in ranked(evaluate_arms(evaluated)):
-            if arm.verdict.verdict == "accepted" and arm.verdict.method != CENTERED_HEAD:
+            if arm.verdict.verdict == "accepted" and arm.verdict.method not in UNPENALIZED:
                 steps = "" if comparison.steps is None else f" of {comparison.steps} steps"
                 tested = f"From matched runs{steps}; longer training and other scales were not tested."
                 return arm.verdict.method, arm.verdict.coef, list(arm.verdict.reasons or ()), tested

@@ -81,14 +81,16 @@ def named_arms(names: Sequence[str]) -> tuple[Arm, ...]:
     arms = []
     for name in names:
         method, colon, written = name.partition(":")
+        if method in (CE, CENTERED_HEAD):
+            raise InputError(f"`methods` has {name!r}, which every recommendation measures: leave it out.")
         coef = 0.0 if method in UNPENALIZED else DEFAULT_COEF
         with contextlib.suppress(ValueError):
             coef = float(written) if colon else coef
-            if math.isfinite(coef) and (coef == 0) == (method in UNPENALIZED):
+            if 0 <= coef < math.inf and (coef == 0) == (method in UNPENALIZED):
                 arms.append(Arm(method, coef, (), "requested"))
                 continue
         raise InputError(f"`methods` has {name!r}, but is expected to list METHOD or METHOD:COEFFICIENT.")
-    return tuple(arms)
+    return tuple(dict.fromkeys(arms))
 
 
 def budget_coef(solved: float | None, r_z: float) -> tuple[float, str]:

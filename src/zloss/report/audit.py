@@ -69,7 +69,7 @@ VERDICTS: dict[bool | None, tuple[Tone, str]] = {
 }
 """Whether a stage fired → its tone and its word."""
 ADVICE = (
-    " A stage fires when its number passes the paper's threshold. Whether that matters is the first line of each stage."
+    " A stage fires when its number passes its threshold. The first line of each stage says whether that matters here."
 )
 OUTPUT_STAGES = 4
 """The first stages are about the output head: what their actions change is measured on the same text."""
@@ -177,10 +177,10 @@ def decision_document(decisions: Sequence[Decision], first: Block, models: str |
     `models` says which joined result is of which model.
     """
     items = []
-    for _, found in itertools.groupby(enumerate(decisions, 1), lambda numbered: numbered[1].reason):
+    for (fired, _), found in itertools.groupby(enumerate(decisions, 1), lambda one: (one[1].fired, one[1].reason)):
         (place, decision), *others = found
-        if not others:
-            items.append(_stage(decision, place))
+        if not others or fired is not None:
+            items += [_stage(one, number) for number, one in ((place, decision), *others)]
             continue
         together = (decision, *(other for _, other in others))
         names = ", ".join(one.stage for one in together)
@@ -224,7 +224,7 @@ def _stage(decision: Decision, place: int) -> Item:
     )
     title = "What the action would change, measured on this text" if place <= OUTPUT_STAGES else "Measured"
     # The λ that meets the budget of R_Z is the same for every stage: it is among the numbers of the gradient.
-    effects = [effect for effect in decision.measured if not effect.quantity.startswith("λ for R_Z")]
+    effects = [effect for effect in decision.measured if effect.unit != "λ"]
     measured = table(
         effects,
         (
@@ -329,13 +329,18 @@ def _cards(report: AuditReport) -> list[Card]:
 
 def _card_verdict(key: str, report: AuditReport) -> tuple[str, Tone]:
     """Which direction is worse and whether the value matters here, with its tone."""
-    raw, gradient, stage = _of_head(report, "raw", key), report.gradient, CARD_STAGES.get(key)
+    raw, gradient, planned, stage = _of_head(report, "raw", key), report.gradient, report.planned, CARD_STAGES.get(key)
     if key == "diag_z" and raw is not None and report.ppl is not None and report.ppl > 1:
         return f"Lower is better. It adds {percent(raw / math.log(report.ppl))} to the cross-entropy.", ""
     if key == "r_z" and raw is not None and gradient is not None:
         budget = stored_thresholds(report.thresholds).r_z_budget
-        beyond = max(raw, gradient.whole_model.r_z or 0.0) > budget
-        said = f"Higher is stronger. {'Beyond' if beyond else 'Within'} the budget of {percent(budget)}."
+        coef, shares = gradient.coef, [raw, gradient.whole_model.r_z or 0.0]
+        if planned is not None and planned.coef:  # the run that the verdict is about
+            coef, shares = planned.coef, [planned.r_z or 0.0, planned.r_z_model or 0.0]
+        beyond = max(shares) > budget
+        said = (
+            f"Higher is stronger. At λ = {coef:g} {'beyond' if beyond else 'within'} the budget of {percent(budget)}."
+        )
         return said, "fired" if beyond else "quiet"
     found = next((one for one in report.decisions if one.stage == stage), None)
     if found is None or found.consequence is None:

@@ -48,7 +48,7 @@ PAIRED_ROUTED = (
     "ce", "ppl", "entropy", "load_cv", "load_balance", "router_z", "router_log_z_p999", "router_correction_norm",
     "grad_norm_p99", "clip_rate",
 )  # fmt: skip
-FEW_MEANS = 4
+FEW_MEANS = 3
 """Columns of the short table."""
 NO_VERDICT = "no verdict"
 PARTS = {"quality": "quality", "coordinate": "diagnosed coordinate", "optimizer": "optimizer"}

@@ -81,6 +81,7 @@ def loss_audit_summary(audit: LossAudit, *, whole: bool = False, elsewhere: str 
     """
     bottom, tone = bottom_line(audit)
     others = _counts(audit)
+    linear = bool(audit.provenance.get("linear"))
     return [
         Heading(Plain(audit.provenance.get("loss", "loss")), 1),
         Text(bottom, "strong", tone),
@@ -90,7 +91,7 @@ def loss_audit_summary(audit: LossAudit, *, whole: bool = False, elsewhere: str 
         *(Text(sentence, "soft") for sentence in target_model_lines(audit)),
         *([findings_table(audit.findings if whole else audit.found, witnessed=whole)] if whole or audit.found else []),
         *(
-            Text(f"# {finding.id}\n{finding.witness.code(linear=bool(audit.provenance.get('linear')))}", "code")
+            Text(f"# {finding.id}\n{finding.witness.code(linear=linear, jax='jax' in audit.provenance)}", "code")
             for finding in (audit.found if whole else ())
             if finding.witness is not None
         ),

@@ -40,17 +40,19 @@ class Witness:
         where = f"probe {self.probe!r}, T = {self.shape[0]:,}, V = {self.shape[-1]:,}, {self.dtype}, seed {self.seed}"
         return f"{self.quantity}: {told} ({where})"
 
-    def code(self, *, linear: bool = False) -> str:
+    def code(self, *, linear: bool = False, jax: bool = False) -> str:
         """Python lines that draw the input again and call the loss `my_loss` on it."""
         tokens, vocab = self.shape[0], self.shape[-1]
+        called = "from_jax(my_loss)" if jax else "my_loss"
         hidden = f"torch.eye({tokens}, dtype=torch.{self.dtype}), "
         lines = (
             "import torch",
+            *(["from zloss.audit.loss.jax_loss import from_jax"] if jax else []),
             "from zloss.audit.loss.probes import Space, draw",
             f"probe = draw({self.probe!r}, Space({vocab}, {vocab}, tokens={tokens}), seed={self.seed})",
             "target = probe.target_T.where(probe.target_T >= 0, -100)",
             f"logits = probe.logits_TV.to(torch.{self.dtype}).requires_grad_()",
-            f"value = my_loss({hidden + 'logits.T' if linear else 'logits'}, target)",
+            f"value = {called}({hidden + 'logits.T' if linear else 'logits'}, target)",
             f"value.backward()  # {self.line}",
         )
         return "\n".join(lines)

@@ -172,8 +172,8 @@ class TrainConfig(TextOptions):
     coef: Annotated[float, NotAnOption] = 0.0
     """λ of the method; γ of mu-loss."""
     coef_until: Annotated[int | None, Option(metavar="STEP")] = field(default=None, metadata=written_with("coef_until"))
-    """λ is 0 from this optimizer step on: the run then trains as CE. Every step records its `coef` and `z_unscaled`, the
-    penalty without λ. Default: λ stays."""
+    """λ is 0 from this optimizer step on: the run then trains as CE. steps.jsonl has the λ of every step and, as
+    `z_unscaled`, the penalty without it. Default: λ stays."""
     target: float | None = None
     """Target c of the log-normalizer (of its relative part for factorized), in nats. Default: log V."""
     gain_beta: float = 1e-2

@@ -221,6 +221,16 @@ def check_pair(baseline: FinishedRun, run: FinishedRun) -> None:
         )
 
 
+def _check_settings(first: FinishedRun, run: FinishedRun) -> None:
+    """Refuse to take runs of one method and coefficient as seeds of one arm if they differ in its other settings."""
+    for key in () if run.method in UNPENALIZED else ("target", "coef_until", "gain_beta"):
+        if first.config.get(key) != run.config.get(key):
+            raise InputError(
+                f"{first.folder.name} and {run.folder.name} are seeds of one method and coefficient, but differ in {key} "
+                f"({first.config.get(key)!r} → {run.config.get(key)!r}): put them into separate folders."
+            )
+
+
 def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested keys joined by dots."""
     flat: dict[str, Any] = {}
@@ -262,7 +272,9 @@ def pair_runs(runs: Sequence[FinishedRun], base: Sequence[FinishedRun]) -> list[
         check_pair(base[0], run)
         if run.seed in by_seed:
             check_pair(by_seed[run.seed], run)
-        same = groups.setdefault(run.key, {}).setdefault(run.seed, run)
+        group = groups.setdefault(run.key, {})
+        _check_settings(next(iter(group.values()), run), run)
+        same = group.setdefault(run.seed, run)
         if same is not run:
             raise InputError(
                 f"{same.folder.name} and {run.folder.name} are the same run (method, coefficient and seed): remove one."

@@ -71,6 +71,20 @@ def test_the_lines_of_a_witness_reproduce_it() -> None:
     assert witness.line in witness.code()
 
 
+def test_a_loss_that_refuses_infinite_logits_is_still_checked_on_a_batch_without_targets() -> None:
+    def careful(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if not bool(torch.isfinite(logits).all()):
+            raise ValueError("logits are not finite")
+        valid = target >= 0
+        ce = torch.nn.functional.cross_entropy(logits, target, reduction="sum")
+        z = logits[valid].logsumexp(-1).square().sum()
+        return (ce + 1e-3 * z) / valid.sum().clamp(min=1)
+
+    checked = next(one for one in audit_loss(careful).findings if one.id == "all_ignored_nonfinite")
+    assert checked.verdict == "pass"
+    assert "infinite logits could not be tried" in checked.sentence
+
+
 def test_witness_and_curve_survive_the_file() -> None:
     audit = audit_loss(lambda z, y: torch.nn.functional.cross_entropy(z, y) + 1e-3 * z.logsumexp(-1).abs().mean())
     again = LossAudit.from_dict(audit.to_dict())

@@ -476,9 +476,12 @@ def _directions(e: Evidence) -> Iterator[tuple[str, Probe, Outcome, Tensor, floa
 
 def _slope(e: Evidence, words: str, probe: Probe, outcome: Outcome, direction: Tensor, step: float) -> Slope | None:
     """The derivative along one direction; None if the scalar cannot be read finely enough."""
-    low2, low1, high1, high2 = values = [
-        e.box.value(probe.logits_TV + k * step * direction, probe.target_T, e.ident.dtype) for k in (-2, -1, 1, 2)
-    ]
+    try:
+        low2, low1, high1, high2 = values = [
+            e.box.value(probe.logits_TV + k * step * direction, probe.target_T, e.ident.dtype) for k in (-2, -1, 1, 2)
+        ]
+    except LossCallError:
+        return None
     if not all(abs(value) < math.inf for value in values):
         return None
     scalar = (8 * (high1 - low1) - (high2 - low2)) / (12 * step)
@@ -541,7 +544,10 @@ def all_ignored_nonfinite(e: Evidence) -> Finding:
         # With hidden and weight an infinite logit cannot be given to one token alone.
         logits, keep = probe.logits_TV.clone(), torch.arange(tokens) != 1
         logits[1, 0] = math.inf
-        leak = e.call(replace(probe, logits_TV=logits).masked(keep))
+        try:
+            leak = e.call(replace(probe, logits_TV=logits).masked(keep))
+        except LossCallError as error:
+            return passed(f"All-ignored batches give a finite loss; infinite logits could not be tried: {error}")
         # The ignored row's own gradient is not looked at: PyTorch's cross_entropy leaves NaN there.
         if not (math.isfinite(leak.value) and bool(torch.isfinite(leak.grad_TV[keep]).all())):
             return found(

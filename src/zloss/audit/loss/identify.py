@@ -911,7 +911,10 @@ def unrepeatable(
 
 def _confirm(box: BlackBox, ident: Identification, seed: int) -> Identification:
     """The identification with its second draw; an undetermined one if fresh batches contradict it."""
-    second = take_draw(box, ident.space, seed + OFFSET, ident.dtype)
+    try:
+        second = take_draw(box, ident.space, seed + OFFSET, ident.dtype)
+    except LossCallError as error:
+        return unexplained(ident, f"The same call on a second draw of the probes fails: {error}")
     ident = replace(ident, second=second)
     if lost := sorted(ident.first.outcomes.keys() - second.outcomes.keys()):
         once = f"Loss or gradient is finite on one draw of the probes, and not on a second ({lost[0]})."
