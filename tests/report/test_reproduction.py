@@ -48,7 +48,7 @@ def test_a_committed_reproduction_is_reported(
     assert f"Reproduction of {record.label}" in page
     assert out.startswith(f"{record.label}: ")
     assert out.count("…") == sum(claim.evidence.count("…") for claim in record.claims)
-    judged = re.findall(r'<td class="t tone-\w+" data-value="(holds|does not hold|cannot be tested here)">', page)
+    judged = re.findall(r'<td class="t tone-\w+" data-value="(holds|does not hold|cannot be tested here)"', page)
     assert judged == [claim.verdict for claim in record.claims if record.judged]
     held = sum(claim.verdict == "holds" for claim in record.claims)
     if record.claims:

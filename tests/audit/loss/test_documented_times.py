@@ -17,7 +17,7 @@ def titles(text: str, heading: str) -> list[str]:
 def test_every_line_of_the_table_is_measured_on_losses_that_exist() -> None:
     bench = runpy.run_path(str(ROOT / "benchmarks/bench_audit_loss.py"))
     text = (ROOT / "docs/audit_loss.md").read_text(encoding="utf-8")
-    told, not_told = titles(text, "What can be told"), titles(text, "What it cannot tell")
+    told, not_told = titles(text, "What it can identify"), titles(text, "What it cannot tell")
     assert min(len(told), len(not_told)) > 10
     beginnings = list(bench["LINES"])
     assert [title for title in told if not any(title.startswith(begin) for begin in beginnings)] == []
