@@ -24,11 +24,12 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ROOT / ".frameworks"
 RECORD = ROOT / "docs/results/frameworks.json"
 SCHEMA = "zloss.frameworks/1"
+CONSTRAINTS = ("constraints.txt", "constraints-frameworks.txt")
 
 
 @dataclass(frozen=True)
 class Framework:
-    """A framework, what its import needs beyond `.venv` (versions: constraints.txt), and its tests."""
+    """A framework, what its import needs beyond `.venv` (versions: `CONSTRAINTS`), and its tests."""
 
     packages: tuple[str, ...]
     tests: tuple[str, ...]
@@ -90,10 +91,11 @@ def install(name: str) -> None:
     """Install the packages of a framework into its folder, unless they are there."""
     packages = FRAMEWORKS[name].packages
     stamp = FOLDERS / name / ".installed"
-    wanted = "\n".join([*packages, (ROOT / "constraints.txt").read_text(encoding="utf-8")])
+    wanted = "\n".join([*packages, *((ROOT / file).read_text(encoding="utf-8") for file in CONSTRAINTS)])
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
         return
-    pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "-c", "constraints.txt"]
+    pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+    pip += [word for file in CONSTRAINTS for word in ("-c", file)]
     subprocess.run([*pip, "--no-deps", "--upgrade", "--target", str(FOLDERS / name), *packages], cwd=ROOT, check=True)
     stamp.write_text(wanted, encoding="utf-8")
 

@@ -15,7 +15,13 @@ import zloss
 from tools.docs.markdown import sentence
 
 SHOWN = re.compile(r"^::: (\S+)\.(\w+)$", re.MULTILINE)
-CALLED_FROM = ("zloss", "zloss.integrations.transformers", "zloss.integrations.lightning", "zloss.integrations.moe")
+CALLED_FROM = (
+    "zloss",
+    "zloss.testing",
+    "zloss.integrations.transformers",
+    "zloss.integrations.lightning",
+    "zloss.integrations.moe",
+)
 """Modules that a user imports a name from, the nearest first."""
 READ_ONLY = ("HeadLossOutput", "Objective", "RouterLoss", "TokenStats", "ZLossHandle")
 """Classes outside `zloss.results` that users get and do not make."""
