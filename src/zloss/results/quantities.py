@@ -470,7 +470,7 @@ NAMES = {
     "delta_u_99": "Z gradient at the hidden state",
     "diag_z": "Z-loss value",
     "r_z": "Z gradient relative to CE",
-    "sigma_1": "Spectral norm of the head",
+    "sigma_1": "Spectral norm",
     "e_1": "Energy of the first direction",
 }
 """Plain names of the quantities that cards, figures and findings are about."""
