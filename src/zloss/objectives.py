@@ -381,6 +381,11 @@ def require_target(objective: Objective) -> None:
     """An error if an active objective leaves its target to the default, log V: training frameworks mean 0."""
     for name in ("target", "relative_target"):
         if objective.active and getattr(objective, name, 0.0) is None:
+            if isinstance(objective, (CenteredZLoss, FactorizedZLoss)):
+                raise MissingInputError(
+                    f"`{name}` of {type(objective).__name__} must be given here: pass {name}=math.log(V). log Z − μ is never "
+                    "below log V, so 0 cannot be reached."
+                )
             raise MissingInputError(
                 f"`{name}` of {type(objective).__name__} must be given here: {name}=0.0, which training frameworks use, or "
                 f"{name}=math.log(V), the paper's, with which logits of 0 have no penalty."

@@ -355,6 +355,12 @@ def facts() -> dict[str, bool]:
     model.train()
     handle.remove()
     found["remove() restores the model"] = torch.equal(run_model(model, tokens, labels, mask), own)
+    patched = model.output_layer.forward = (
+        model.output_layer.forward
+    )  # an attribute of the instance, as a patch makes it
+    apply(model, OBJECTIVE).remove()
+    found["remove() keeps what others had patched"] = vars(model.output_layer).pop("forward") is patched
+    found["remove() leaves nothing"] = "compute_language_model_loss" not in vars(model)
     with apply(model, zloss.StandardZLoss(0.0)) as off:
         found["a coefficient of 0 is off"] = bool(
             torch.allclose(run_model(model, tokens, labels, mask)[counted], own[counted], rtol=1e-6)
@@ -386,12 +392,32 @@ def refused() -> dict[str, str]:
     class Adapter(type(model.output_layer)):  # type: ignore[misc]
         pass
 
+    def own_loss_func() -> None:
+        with apply(model, OBJECTIVE, reduction="sum") as handle:
+            run_model(model, tokens, labels, mask)
+            handle.report(mask)
+
+    def short_mask(report: bool) -> None:
+        with apply(model, OBJECTIVE) as handle:
+            output = run_model(model, tokens, labels, mask)
+            handle.report(mask.view(-1)[1:]) if report else handle.loss_func(mask.view(-1)[1:], output)
+
+    biased = build(Case())
+    biased.output_layer.bias = nn.Parameter(torch.zeros(VOCAB))
     adapted, overlapped = build(Case()), build(Case())
     adapted.output_layer.__class__ = Adapter
     overlapped.config.overlap_moe_expert_parallel_comm = True
     cases: dict[str, Callable[[], Any]] = {
         "no target": lambda: apply(model, zloss.StandardZLoss(1e-4)),
         "no relative target": lambda: apply(model, zloss.FactorizedZLoss(1e-4, 1e-4)),
+        "no centered target": lambda: apply(model, zloss.CenteredZLoss(1e-4)),
+        "a name": lambda: apply(model, "standard"),  # type: ignore[arg-type]
+        "a list": lambda: apply([model], OBJECTIVE),  # type: ignore[arg-type]
+        "a sum with another loss function": own_loss_func,
+        "a short mask in the report": lambda: short_mask(True),
+        "a short mask in the loss": lambda: short_mask(False),
+        "a bias": lambda: apply(biased, OBJECTIVE),
+        "labels of padding": lambda: applied(model, tokens, torch.full_like(labels, 60), mask, valid_vocab=60),
         "another reduction": lambda: apply(model, OBJECTIVE, reduction="mean"),  # type: ignore[arg-type]
         "not Megatron": lambda: apply(nn.Linear(2, 2), OBJECTIVE),
         "twice": twice,

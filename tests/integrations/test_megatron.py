@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import json
 import re
@@ -40,9 +39,18 @@ def test_ce_and_z_are_apart_and_evaluation_is_ce(answer: dict[str, Any]) -> None
     ("case", "said"),
     {
         "no target": "MissingInputError: `target` of StandardZLoss must be given",
-        "no relative target": "`relative_target` of FactorizedZLoss must be given",
+        "no relative target": "`relative_target` of FactorizedZLoss must be given here: pass relative_target=math.log(V)",
+        "no centered target": "`target` of CenteredZLoss must be given here: pass target=math.log(V)",
+        "a name": "`objective` is expected to be an objective such as zloss.StandardZLoss(1e-4, target=0.0), but got 'standard'.",
+        "a list": "call apply for each model of the list",
+        "a sum with another loss function": "the model returns Σ loss_mask·loss already: use handle.loss_func.",
+        "a short mask in the report": "to have b·s = 3·8 = 24 entries, like `labels`, but has 23.",
+        "a short mask in the loss": "to have b·s = 3·8 = 24 entries, like `labels`, but has 23.",
+        "a bias": "an output layer without bias: pass fused=False",
+        "labels of padding": "`labels` holds the index 60",
         "another reduction": "but got 'mean'",
-        "not Megatron": "UnsupportedModelError: Linear has no `compute_language_model_loss`",
+        "not Megatron": "UnsupportedModelError: Linear has no `compute_language_model_loss`: a LanguageModule of megatron-core "
+        "0.16 (GPTModel) is expected, and megatron-core 0.",
         "twice": "this GPTModel has a Z-loss already",
         "an adapter": "but got Adapter with defer_embedding_wgrad_compute=False: pass fused=False",
         "overlapped experts": "`overlap_moe_expert_parallel_comm`",
@@ -65,8 +73,8 @@ def test_the_router_table_of_the_page_is_what_megatron_applies(answer: dict[str,
 
 def test_the_example_of_the_page_runs(answer: dict[str, Any]) -> None:
     last = answer["page"].splitlines()[-1]
-    step, _, numbers = last.partition(" ")
-    found = ast.literal_eval(numbers)
+    step, *numbers = last.split("  ")
+    found = {name: float(value) for name, _, value in (number.partition(": ") for number in numbers)}
     assert step == "3"
     assert found.keys() == {"lm loss", "zloss/z", "zloss/log_z"}
     assert found["zloss/z"] == pytest.approx(1e-4 * found["zloss/log_z"] ** 2, rel=0.05)

@@ -162,6 +162,38 @@ def test_parameters_after_four_steps_equal_fp64_descent_and_ce_and_z_are_logged_
     check_and_record(f"ZLossRecipe, {STEPS} steps, {case}", float(difference.norm() / moved), float(without))
 
 
+def test_depths_of_multi_token_prediction_train_and_log_no_z() -> None:
+    """A depth whose hidden states are those of the main head: Z is trained and logged once, CE of the depth is trained."""
+
+    def run() -> dict[str, Any]:
+        torch.cuda.reset_peak_memory_stats = lambda *_: None  # type: ignore[assignment]
+        bare = small()
+
+        def with_a_depth(module: Any, args: Any, out: Any) -> Any:
+            if out.hidden_states is not None:
+                out.mtp_per_depth_h, out.mtp_loss_scaling_factor = [out.hidden_states[-1]], 0.3
+            return out
+
+        bare.register_forward_hook(with_a_depth)
+        train_ft.build_model = lambda *_, **__: bare
+        recipe = ZLossRecipe(settings(4, "none"))
+        recipe.setup()
+        logs: list[Any] = []
+        _keep(recipe, "log_train_metrics", logs)
+        recipe.run_train_validation_loop()
+        return logs[0]  # type: ignore[no-any-return]
+
+    got = on_ranks(1, run)
+    model, depth, tokens = small().double(), 0.0, 0
+    for row in build_unpacked_dataset(**DATA):
+        logits, labels = model(torch.tensor([row["input_ids"]])).logits[0], torch.tensor(row["labels"])
+        depth += float(F.cross_entropy(logits[:-1], labels[1:], reduction="sum"))
+        tokens += len(labels)
+    ce, z = reference(COEF)[1][0]
+    assert (got["zloss/ce"], got["zloss/z"]) == pytest.approx((ce, z), rel=1e-5)
+    assert got["loss"] == pytest.approx(ce + z + 0.3 * depth / tokens, rel=1e-5)
+
+
 def test_a_loss_that_the_recipe_replaced_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """AutoModel only warns where a model has no `logits_to_keep`, and trains without Z."""
     monkeypatch.setattr(train_ft.TrainFinetuneRecipeForNextTokenPrediction, "setup", lambda self: None)
@@ -194,7 +226,13 @@ def test_weights_ignored_labels_and_an_empty_batch() -> None:
     per_token = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").reshape(2, 5)
     per_token = per_token + COEF * (log_z - torch.tensor(11.0, dtype=torch.float64).log()).square()
     wanted = (per_token * weights)[labels != -100].sum() / 8
+    seen: list[Any] = []
+    loss_fn.observers.append(seen.append)
     torch.testing.assert_close(call(labels), wanted)
+    unweighted = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    torch.testing.assert_close(seen[0].cross_entropy, unweighted.detach())
+    found = torch.autograd.grad(call(labels), hidden)[0]
+    torch.testing.assert_close(found, torch.autograd.grad(wanted, hidden)[0])
     empty = call(torch.full_like(labels, -100))
     empty.backward()
     assert float(empty) == 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ pytest.importorskip(
     "olmo_core", reason="ai2-olmo-core is not installed: `python -m tools.frameworks olmo-core` runs these tests"
 )
 from olmo_core.nn.lm_head import LMHead, LMHeadConfig, LMHeadType, LMLossImplementation
+from olmo_core.nn.transformer import TransformerConfig
 
 from zloss.cli.main import main
 from zloss.errors import InputError, MissingInputError, UnsupportedModelError
@@ -105,6 +107,12 @@ def test_refused_in_one_sentence() -> None:
     callback = ZLossCallback()
     callback.trainer = type("Trainer", (), {"train_module": type("Module", (), {"model": torch.nn.Linear(2, 2)})})
     with pytest.raises(UnsupportedModelError, match="Linear has no ZLossLMHead"):
+        callback.pre_step({})
+    stage = TransformerConfig.olmo2_190M(vocab_size=11, n_layers=1).build(init_device="meta")
+    stage.apply_pp(SimpleNamespace(size=lambda: 2))
+    stage.lm_head = None  # as on the first stage
+    callback.trainer = SimpleNamespace(train_module=SimpleNamespace(model_parts=[stage], model=stage))
+    with pytest.raises(UnsupportedModelError, match="pipeline parallelism is not supported"):
         callback.pre_step({})
 
 

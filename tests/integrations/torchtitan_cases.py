@@ -411,6 +411,14 @@ def refusals() -> dict[str, str]:
         def forward(self, input: Tensor) -> Tensor:
             return 2 * super().forward(input)
 
+    def only_metrics() -> str:
+        ZLoss.built = False  # as in the process of a user
+        try:
+            built(Case(STOCK, (OURS + "z_loss_metrics",)), tempfile.mkdtemp()).metrics_processor.should_log(1)
+        except zloss.errors.InputError as error:
+            return str(error)
+        return "nothing"
+
     def gain_without_head() -> str:
         try:
             z(objective="gain-aware").build()(torch.randn(1, 2, VOCAB), batch(0)[1])
@@ -427,6 +435,14 @@ def refusals() -> dict[str, str]:
 
     return {
         "no target": told(Case(STOCK, (OURS + 'z_loss={"coef": 1e-4}',))),
+        "metrics without a Z-loss": only_metrics(),
+        "no coefficient": told(Case(STOCK, (OURS + 'z_loss={"target": 0.0}',))),
+        "unknown setting": told(Case(STOCK, (OURS + 'z_loss={"coef": 1e-4, "target": 0.0, "objectiv": "centered"}',))),
+        "fused is not a bool": told(Case(STOCK, (OURS + "z_loss" + JSON.replace("}", ', "fused": "no"}'),))),
+        "a Z-loss already": told(Case(FUSED, (OURS + "z_loss" + JSON,))),
+        "CE with a coefficient": told(Case(z(objective="ce"))),
+        "a centered head with a coefficient": told(Case(z(objective="centered-head"))),
+        "CE without one": told(Case(z(coef=0.0, objective="ce"))),
         "another loss": told(Case(MSELoss.Config(), (OURS + "z_loss" + JSON,))),
         "unknown objective": told(Case(z(objective="centred"))),
         "negative coefficient": told(Case(z(coef=-1.0))),

@@ -10,6 +10,7 @@ sequence parallelism, logits as [s, b, V/tp], and labels as [b, s].
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import metadata
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from zloss.errors import InputError, MissingInputError, ShapeError, UnsupportedModelError
+from zloss.errors import InputError, MissingInputError, ShapeError, TargetRangeError, UnsupportedModelError
 from zloss.head.loss import HeadLossOutput, head_loss, logits_loss
 from zloss.integrations.moe import HookHandle, named_arguments
 from zloss.objectives import CrossEntropy, Objective, require_target
@@ -40,6 +41,13 @@ def apply(
     recomputing the logits in the backward pass; it needs `loss_mask` in the call of the model and `handle.loss_func`.
     `mtp`: the depths of multi-token prediction get Z too. `options` are those of `zloss.head_loss`.
     """
+    if isinstance(model, (list, tuple)):
+        raise InputError("`model` is expected to be one model, but got a list: call apply for each model of the list.")
+    if not isinstance(objective, Objective):
+        raise InputError(
+            "`objective` is expected to be an objective such as zloss.StandardZLoss(1e-4, target=0.0), but got "
+            f"{objective!r}."
+        )
     require_target(objective)
     if reduction not in ("none", "sum"):
         raise InputError(f'`reduction` is expected to be "none" or "sum", but got {reduction!r}.')
@@ -68,32 +76,53 @@ class ZLossHandle(HookHandle):
         self._loss_mask: Tensor | None = None
         self._weight: Tensor | None = None  # of the output layer, if its product was skipped
         self._layout_checked, self._hooks = False, []
+        self._replaced: list[tuple[nn.Module, str, Any]] = []  # with the attribute of the instance, None if it had none
         if model.post_process:
             self._hooks = [model.register_forward_pre_hook(self._begin, with_kwargs=True)]
-            self._own_loss, model.compute_language_model_loss = model.compute_language_model_loss, self._loss
+            self._own_loss = self._replace(model, "compute_language_model_loss", self._loss)
             if fused:
-                self._project, model.output_layer.forward = model.output_layer.forward, self._skip_product
+                self._project = self._replace(model.output_layer, "forward", self._skip_product)
 
     def remove(self) -> None:
-        """Restore the model's own loss."""
+        """Restore the model as it was."""
         super().remove()
-        self.model.__dict__.pop("compute_language_model_loss", None)
-        getattr(self.model, "output_layer", self.model).__dict__.pop("forward", None)
+        for module, name, before in self._replaced:
+            delattr(module, name)
+            if before is not None:
+                setattr(module, name, before)
+        self._replaced.clear()
+
+    def _replace(self, module: nn.Module, name: str, by: Any) -> Any:
+        """What `module.name` was until now."""
+        self._replaced.append((module, name, vars(module).get(name)))
+        own = getattr(module, name)
+        setattr(module, name, by)
+        return own
 
     def loss_func(self, loss_mask: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """A loss function for Megatron's schedules: Σ loss_mask·loss, the number of tokens, and `report(loss_mask)`."""
+        """A loss function for Megatron's schedules: Σ loss_mask·loss, the number of tokens, and the report."""
+        if output.dim() == 2:
+            _check_size(loss_mask, *output.shape)
         mask = loss_mask.reshape(-1).float()
         loss = output.clone() if output.dim() == 0 else (output.reshape(-1).float() * mask).sum()
         tokens = mask.sum()
-        report = {"lm loss": torch.stack([loss.detach(), tokens])} | self.report(loss_mask)
+        report = {"lm loss": torch.stack([loss.detach(), tokens])} | self._report(loss_mask)
         return loss, tokens.to(torch.int), report
 
     def report(self, loss_mask: Tensor) -> dict[str, Tensor]:
         """CE, Z and log Z of the last training forward pass as [sum, tokens], as Megatron's training loop expects; {} after
-        one in evaluation. CE is named "lm loss", so it replaces the CE + Z of another loss function."""
+        one in evaluation. CE is named "lm loss", so it replaces the CE + Z of another loss function.
+
+        An error with reduction="sum", where a loss function that multiplies by the mask would scale all gradients."""
+        if self.reduction == "sum":
+            raise InputError('with reduction="sum" the model returns Σ loss_mask·loss already: use handle.loss_func.')
+        return self._report(loss_mask)
+
+    def _report(self, loss_mask: Tensor) -> dict[str, Tensor]:
         if self.last is None:
             return {}
         s, b = self.last.stats.log_z.shape
+        _check_size(loss_mask, b, s)
         mask = loss_mask.reshape(b, s).transpose(0, 1).float()  # many loss functions flatten it
         parts = {"lm loss": self.last.cross_entropy, "zloss/z": self.last.auxiliary}
         if self.reduction == "none":
@@ -139,17 +168,22 @@ class ZLossHandle(HookHandle):
             target = target.masked_fill(mask == 0, self.options.get("ignore_index", -100))
             if self.reduction == "sum":
                 given["token_weight"] = mask.float()
-        if self._weight is None:
-            out = logits_loss(logits, target, objective, **given)
-        else:
-            hidden = logits
-            if sharded:  # [s/tp, b, D] of this rank
-                hidden = DTensor.from_local(logits, DeviceMesh.from_group(group, logits.device.type), [Shard(0)])
-            buffer = self._main_grad(given["reduction"])
-            out = head_loss(hidden, self._weight, target, objective, weight_grad_buffer=buffer, **given)
+        try:
+            out = self._from(logits, target, objective, sharded, given)
+        except TargetRangeError as error:
+            raise TargetRangeError(str(error).replace("`target`", "`labels`")) from None
         if main:
             self.last = replace(out, loss=out.loss.detach())
         return out.loss if out.loss.dim() == 0 else out.loss.transpose(0, 1).contiguous()
+
+    def _from(self, given: Tensor, target: Tensor, objective: Objective, sharded: bool, options: Any) -> HeadLossOutput:
+        """The loss from logits, or from hidden states where the product was skipped."""
+        if self._weight is None:
+            return logits_loss(given, target, objective, **options)
+        if sharded:  # [s/tp, b, D] of this rank
+            given = DTensor.from_local(given, DeviceMesh.from_group(options["group"], given.device.type), [Shard(0)])
+        buffer = self._main_grad(options["reduction"])
+        return head_loss(given, self._weight, target, objective, weight_grad_buffer=buffer, **options)
 
     def _main_grad(self, reduction: str) -> Tensor | None:
         """Where dW goes; None if Megatron adds the gradient itself. A summed loss adds dW in the forward pass, but Megatron
@@ -163,7 +197,8 @@ def _check_model(model: Any, fused: bool) -> None:
     missing = [n for n in ("compute_language_model_loss", "post_process", "tp_group") if not hasattr(model, n)]
     if missing:
         raise UnsupportedModelError(
-            f"{type(model).__name__} has no `{missing[0]}`: a LanguageModule of megatron-core 0.16 (GPTModel) is expected."
+            f"{type(model).__name__} has no `{missing[0]}`: a LanguageModule of megatron-core 0.16 (GPTModel) is expected, and "
+            f"{_installed()} is installed."
         )
     if getattr(model.config, "overlap_moe_expert_parallel_comm", False):
         raise UnsupportedModelError(
@@ -171,11 +206,27 @@ def _check_model(model: Any, fused: bool) -> None:
         )
     if fused and model.post_process:
         found, deferred = type(model.output_layer).__name__, model.config.defer_embedding_wgrad_compute
+        if getattr(model.output_layer, "bias", None) is not None:
+            raise UnsupportedModelError("the fused loss expects an output layer without bias: pass fused=False.")
         if found != "ColumnParallelLinear" or deferred:
             raise UnsupportedModelError(
                 f"the fused loss expects an output layer of class ColumnParallelLinear, but got {found} with "
                 f"defer_embedding_wgrad_compute={deferred}: pass fused=False."
             )
+
+
+def _installed() -> str:
+    try:
+        return f"megatron-core {metadata.version('megatron-core')}"
+    except metadata.PackageNotFoundError:
+        return "no megatron-core"
+
+
+def _check_size(loss_mask: Tensor, b: int, s: int) -> None:
+    if loss_mask.numel() != b * s:
+        raise ShapeError(
+            f"`loss_mask` is expected to have b·s = {b}·{s} = {b * s} entries, like `labels`, but has {loss_mask.numel()}."
+        )
 
 
 def _transposed(name: str, tensor: Tensor, b: int, s: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from zloss.errors import MissingDependencyError, UnsupportedModelError
 from zloss.head.loss import HeadLossOutput, head_loss
-from zloss.objectives import make_objective
+from zloss.objectives import CrossEntropy, make_objective
 from zloss.telemetry.trackers import for_trackers
 from zloss.telemetry.window import MicroBatch, StepWindow, micro_batch
 
@@ -33,8 +33,9 @@ class ZLossCrossEntropy(LinearCrossEntropy):  # type: ignore[misc]
     """CE + Z from the final hidden states and the LM head, without logits; CE alone where gradients are off (validation).
 
     `target`: c; most codebases use 0, null is log V. Scaling: the sum over valid tokens, divided by `num_label_tokens`, the
-    valid tokens of the whole step on all ranks. `last` is the output of the last training call, and every function in
-    `observers` is called with each.
+    valid tokens of the whole step on all ranks. `last` is the output of the last training call of the main head, and every
+    function in `observers` is called with each. While `main` is False, as `ZLossRecipe` sets it for the depths of multi-token
+    prediction, the loss is CE.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class ZLossCrossEntropy(LinearCrossEntropy):  # type: ignore[misc]
         named = {field.name for field in fields(chosen)} & {"target", "relative_target"}
         self.objective = replace(chosen, **dict.fromkeys(named, target))
         self.ignore_index, self.logit_softcapping = ignore_index, logit_softcapping
+        self.main = True
         self.last: HeadLossOutput | None = None
         self.observers: list[Callable[[MicroBatch], None]] = []
 
@@ -68,17 +70,18 @@ class ZLossCrossEntropy(LinearCrossEntropy):  # type: ignore[misc]
             hidden_states,
             self.materialize_lm_weight(lm_weight, grad_reduce_group=grad_reduce_group),
             labels,
-            self.objective,
+            self.objective if self.main else CrossEntropy(),
             ignore_index=self.ignore_index,
-            reduction="sum",
-            token_weight=loss_weights,
+            reduction="sum" if loss_weights is None else "none",
             softcap=self.logit_softcapping or None,
         )
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and self.main:
             self.last = replace(out, loss=out.loss.detach())
             for observe in self.observers:
-                observe(micro_batch(self.last, "sum"))
+                observe(micro_batch(self.last, "sum"))  # without weights
         loss = out.loss if torch.is_grad_enabled() else out.cross_entropy
+        if loss_weights is not None:
+            loss = (loss * loss_weights).sum()
         return loss if num_label_tokens is None else loss / max(num_label_tokens, 1)
 
 
@@ -106,6 +109,9 @@ def _recipe() -> type:
                 )
             self.zloss_window = StepWindow(1, self.loss_fn.objective.coordinate, across_ranks=True)
             self.loss_fn.observers.append(self.zloss_window.add)
+            # The first loss after a forward pass is that of the main head; others are those of multi-token prediction.
+            self.model_parts[0].register_forward_pre_hook(lambda *_: setattr(self.loss_fn, "main", True))
+            self.loss_fn.register_forward_hook(lambda *_: setattr(self.loss_fn, "main", False))
 
         def log_train_metrics(self, log_data: Any) -> None:
             self.zloss_window.end_step(log_data.metrics["grad_norm"])

@@ -135,7 +135,10 @@ class ZLossCallback(Callback):  # type: ignore[misc]
     """Records `zloss/ce`, `zloss/z` and `zloss/log_z`, nats per token of the step, averaged over ranks."""
 
     def head(self) -> ZLossLMHead:
-        model = self.trainer.train_module.model
+        trained = self.trainer.train_module
+        if any(part.pp_enabled for part in getattr(trained, "model_parts", ())):
+            raise UnsupportedModelError("pipeline parallelism is not supported with a ZLossLMHead: drop `pp_config`.")
+        model = trained.model
         for module in model.modules():
             if isinstance(module, ZLossLMHead):
                 return module

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from zloss.distributed import is_dtensor, local_part
-from zloss.errors import InputError, MissingInputError, UnsupportedModelError, require_version
+from zloss.errors import InputError, MissingInputError, UnknownNameError, UnsupportedModelError, require_version
 from zloss.head.loss import HeadLossOutput, head_loss, logits_loss
 from zloss.objectives import make_objective
 from zloss.telemetry.trackers import chosen_names, for_trackers
@@ -37,30 +37,40 @@ except ImportError:
     raise
 
 Result = tuple[Tensor, dict[str, Tensor]]  # a loss and its metrics
-ON_CONSOLE = ("zloss/ce", "zloss/z", "zloss/log_z_p999")
+ON_CONSOLE = {"zloss/ce": ".5f", "zloss/z": ".3g", "zloss/log_z_p999": ".5f"}  # names and formats
 
 
 class ZLoss(BaseLoss):  # type: ignore[misc]
     """CE + Z of logits [B, L, V]; replaces torchtitan's `CrossEntropyLoss`, alone or inside a `ChunkedLossWrapper`."""
+
+    built: ClassVar[bool] = False
+    """Whether this process has a ZLoss, so that its `ZLossMetrics` have something to log."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseLoss.Config):  # type: ignore[misc]
         coef: float | None
         """λ; null or 0 trains CE alone."""
         target: float | None
-        """c of λ(log Z − c)²: 0 in most codebases, null for log V. There is no default, because the two differ a lot."""
+        """c of λ(log Z − c)², without a default: 0 (most codebases) or None (null in JSON), which is log V. For "centered" and
+        "factorized" use None: their log Z − μ is never below log V, so 0 cannot be reached and only flattens the logits."""
         objective: str = "standard"
         """"standard", "centered", "factorized" (λ_μ = λ_rel = coef, c_rel = target) or, fused only, "gain-aware"."""
 
     def __init__(self, config: Config, *, compile_config: object = None) -> None:
+        ZLoss.built = True
         objective = make_objective(config.objective, config.coef)
+        if config.coef and not objective.active:
+            raise InputError(
+                f"objective {config.objective!r} has no coefficient, but got coef={config.coef}: set it to 0."
+            )
         named = {field.name for field in fields(objective)} & {"target", "relative_target"}  # type: ignore[arg-type]
         self.objective = replace(objective, **dict.fromkeys(named, config.target))  # type: ignore[type-var]
 
     def __call__(self, pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | None = None, **_: Any) -> Result:
         if self.objective.needs_gain:
             raise MissingInputError(
-                "gain-aware Z-loss needs `lm_head`: use FusedZLoss.Config(loss_fn=ZLoss.Config(…))."
+                "gain-aware Z-loss needs `lm_head`: use FusedZLoss.Config(loss_fn=ZLoss.Config(…)), or drop "
+                '"fused": false.'
             )
         logits, group = _local(pred, pred.dim() - 1)
         options = _options(logits, global_valid_tokens)
@@ -160,6 +170,11 @@ class ZLossMetrics(MetricsProcessor):  # type: ignore[misc]
         ZLossMetrics.current = self
 
     def should_log(self, step: int) -> bool:
+        if not ZLoss.built:
+            raise InputError(
+                "z_loss_metrics is on, but the loss of this run is not a ZLoss: no Z-loss is trained and nothing would be "
+                "logged. Add zloss.integrations.torchtitan.z_loss to the same --override.imports."
+            )
         self.window.end_step()  # the Trainer asks as a step begins
         return super().should_log(step)  # type: ignore[no-any-return]
 
@@ -170,7 +185,7 @@ class ZLossMetrics(MetricsProcessor):  # type: ignore[misc]
         found = for_trackers(since_last_log | parts, chosen_names(self.config.scalars))
         self.window.restart()
         super().log(step, *numbers, extra_metrics={**(extra_metrics or {}), **found}, **named)
-        shown = [f"{name}: {found[name]:.5f}" for name in ON_CONSOLE if name in found]
+        shown = [f"{name}: {found[name]:{digits}}" for name, digits in ON_CONSOLE.items() if name in found]
         if shown:  # nothing on the first stages of a pipeline
             logger.info("  ".join([f"step: {step:2}", *shown]))
 
@@ -180,15 +195,27 @@ class ZLossMetrics(MetricsProcessor):  # type: ignore[misc]
 
 
 @override(target=BaseLoss.Config, fqns=["loss"], description="CE + Z")  # type: ignore[untyped-decorator]
-def z_loss(
-    config: Any, *, coef: float | None, target: float | None, objective: str = "standard", fused: bool = True
-) -> Any:
-    """For `--override.imports`. With `"fused": false` the loss is on logits, in torchtitan's chunks if `config` has them."""
+def z_loss(config: Any, *, fused: bool = True, **settings: Any) -> Any:
+    """For `--override.imports`: `settings` are those of `ZLoss.Config`. With `"fused": false` the loss is on logits, in
+    torchtitan's chunks if `config` has them."""
+    known = [field.name for field in fields(ZLoss.Config)]
+    for name in settings:
+        if name not in known:
+            raise UnknownNameError("setting of z_loss", name, [*known, "fused"])
+    if "coef" not in settings:
+        raise MissingInputError("`coef` must be given: the coefficient λ, or null for cross-entropy alone.")
+    if "target" not in settings:
+        raise MissingInputError("`target` must be given: 0.0 (the convention of most code) or null (log V).")
+    if not isinstance(fused, bool):
+        raise InputError(f"`fused` is expected to be true or false, but got {fused!r}.")
     chunked = isinstance(config, ChunkedLossWrapper.Config)
     replaced = config.loss_fn if chunked else config
     if not isinstance(replaced, CrossEntropyLoss.Config):
-        raise InputError(f"a Z-loss replaces CrossEntropyLoss.Config, but this loss is {type(replaced).__qualname__}.")
-    inner = ZLoss.Config(coef=coef, target=target, objective=objective)
+        hint = " It is a Z-loss already: set --loss.loss_fn.coef instead." if isinstance(replaced, ZLoss.Config) else ""
+        raise InputError(
+            f"a Z-loss replaces CrossEntropyLoss.Config, but this loss is {type(replaced).__qualname__}.{hint}"
+        )
+    inner = ZLoss.Config(**settings)
     if fused:
         return FusedZLoss.Config(loss_fn=inner)
     return replace(config, loss_fn=inner) if chunked else inner
