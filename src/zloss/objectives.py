@@ -79,7 +79,7 @@ class Objective(ABC):
         >>> FactorizedZLoss(None, 1e-4).coefficients()
         {'shift_coef': None, 'relative_coef': 0.0001}
         """
-        names = [field.name for field in fields(self)] if is_dataclass(self) else []
+        names: list[str] = [field.name for field in fields(self)] if is_dataclass(self) else []
         return {name: getattr(self, name) for name in names if name.endswith("coef")}
 
     def at(self, step: int) -> Self:
