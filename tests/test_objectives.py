@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -60,6 +62,12 @@ def test_objectives_are_made_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objectives, "_FACTORIES", dict(objectives._FACTORIES))
     zloss.register_objective("palm", lambda coef: zloss.StandardZLoss(coef, target=0.0))
     assert zloss.make_objective("palm", 1e-4) == zloss.StandardZLoss(1e-4, target=0.0)
+    assert zloss.make_objective("palm", 1e-4, target=None) == zloss.StandardZLoss(1e-4)
+    for name in ("ce", "centered-head", "standard", "centered", "factorized", "gain-aware"):
+        made: Any = zloss.make_objective(name, 1e-4, target=2.0)
+        assert made.name == name
+        assert getattr(made, "target", getattr(made, "relative_target", 2.0)) == 2.0
+        assert getattr(made, "shift_target", 0.0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -120,3 +128,33 @@ def test_coefficients_that_no_loss_can_use_are_refused() -> None:
         zloss.head_loss(*tensors, zloss.CenteredZLoss(lambda step: 1e-4))
     with pytest.raises(errors.CoefficientError, match="negative"):
         zloss.CenteredZLoss(lambda step: -1.0).at(0)
+    with pytest.raises(errors.CoefficientError, match=r"`relative_coef` of FactorizedZLoss .* 0-d tensor"):
+        objectives.require_target(zloss.FactorizedZLoss(None, lambda step: 1e-4, relative_target=0.0))
+
+
+@dataclass(frozen=True)
+class OwnObjective(zloss.StandardZLoss):
+    """λ·f((log Z − c)²), with a function f that is no coefficient."""
+
+    curve: Callable[[torch.Tensor], torch.Tensor] = torch.sqrt
+
+
+@dataclass(frozen=True)
+class WithoutCoefficient(zloss.CrossEntropy):
+    """Always on."""
+
+    strength: float = 1.0
+
+    @property
+    def active(self) -> bool:
+        return True
+
+
+def test_only_coefficients_are_set_and_only_those_that_are_on() -> None:
+    """A function that is no coefficient was called with the step; a term that is off was switched on."""
+    assert OwnObjective(lambda step: step / 10).at(3) == OwnObjective(0.3)
+    assert zloss.FactorizedZLoss(None, 1e-4).with_coef(1.0) == zloss.FactorizedZLoss(None, 1.0)
+    assert zloss.FactorizedZLoss(torch.tensor(0.0), lambda step: 0.1).with_coef(1.0) == zloss.FactorizedZLoss(1.0, 1.0)
+    assert zloss.CrossEntropy().with_coef(0.0) == zloss.CrossEntropy()
+    with pytest.raises(errors.CoefficientError, match=r'WithoutCoefficient has no coefficient.* ends in "coef"'):
+        WithoutCoefficient().with_coef(0.0)

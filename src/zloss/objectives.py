@@ -18,7 +18,8 @@ nothing about kernels; a backend turns coefficients into gradients and knows not
 Cross-entropy itself contributes a = 1 and b = 1 (with label smoothing ε: b = 1 − ε, g = ε), so in total a is 1 plus its column.
 
 A coefficient is a number, a 0-d tensor (a compiled loss reads its value at every call, so changing it in place recompiles
-nothing), or a function of the optimizer step, which `Objective.at` turns into a number: a loss itself knows no steps.
+nothing), or a function of the optimizer step, which `Objective.at` turns into a number: a loss itself knows no steps. The
+first step is 1. The fields that hold coefficients have names that end in "coef".
 
 Axes: T tokens, V vocabulary.
 """
@@ -28,8 +29,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Literal, Self, TypeAlias
+from dataclasses import dataclass, fields, is_dataclass, replace
+from types import EllipsisType
+from typing import ClassVar, Literal, Self, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
@@ -71,26 +73,39 @@ class Objective(ABC):
         """False when every coefficient is None or 0: then the objective is cross-entropy, bit for bit. A tensor counts as on,
         whatever it holds."""
 
+    def coefficients(self) -> dict[str, Coef]:
+        """The fields whose names end in "coef", by name.
+
+        >>> FactorizedZLoss(None, 1e-4).coefficients()
+        {'shift_coef': None, 'relative_coef': 0.0001}
+        """
+        names: list[str] = [field.name for field in fields(self)] if is_dataclass(self) else []
+        return {name: getattr(self, name) for name in names if name.endswith("coef")}
+
     def at(self, step: int) -> Self:
-        """The objective at an optimizer step: coefficients that are functions of the step become their values there.
+        """The objective at an optimizer step, the first of which is 1: coefficients that are functions of the step become
+        their values there.
 
         >>> StandardZLoss(lambda step: 1e-4 if step < 1000 else 0.0).at(1000)
         StandardZLoss(coef=0.0, target=None)
         """
-        named = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        values = {
-            name: value(step) for name, value in named.items() if callable(value) and not isinstance(value, Tensor)
-        }
+        values = {name: coef(step) for name, coef in self.coefficients().items() if _is_function(coef)}
         return replace(self, **values) if values else self  # type: ignore[type-var]
 
     def with_coef(self, value: float) -> Self:
-        """The same objective with every coefficient set to `value`: 0 is off, 1 is the unscaled penalty.
+        """The same objective with every coefficient that is on set to `value`: 0 is off, 1 is the unscaled penalty.
 
-        >>> FactorizedZLoss(1e-4, 1e-3).with_coef(0.0).active
-        False
+        >>> FactorizedZLoss(None, 1e-3).with_coef(1.0)
+        FactorizedZLoss(shift_coef=None, relative_coef=1.0, shift_target=0.0, relative_target=None)
         """
-        names = [field.name for field in fields(self) if field.name.endswith("coef")]  # type: ignore[arg-type]
-        return replace(self, **dict.fromkeys(names, value))  # type: ignore[type-var]
+        coefs = self.coefficients()
+        if not coefs and self.active:
+            raise CoefficientError(
+                f"{type(self).__name__} has no coefficient that could be set to {value}: it needs a field whose name ends in "
+                '"coef", such as `coef`.'
+            )
+        on = [name for name, coef in coefs.items() if _is_function(coef) or is_on(coef)]
+        return replace(self, **dict.fromkeys(on, value)) if on else self  # type: ignore[type-var]
 
     @abstractmethod
     def penalty(self, logits_TV: Tensor, gain_T: Tensor | None) -> Tensor:
@@ -378,7 +393,9 @@ def check_target(name: str, value: float | None) -> None:
 
 
 def require_target(objective: Objective) -> None:
-    """An error if an active objective leaves its target to the default, log V: training frameworks mean 0."""
+    """An error if an active objective leaves its target to the default, log V: training frameworks mean 0. They do not tell
+    the loss their step, so a coefficient cannot be a function of it."""
+    refuse_functions(objective)
     for name in ("target", "relative_target"):
         if objective.active and getattr(objective, name, 0.0) is None:
             if isinstance(objective, (CenteredZLoss, FactorizedZLoss)):
@@ -392,6 +409,20 @@ def require_target(objective: Objective) -> None:
             )
 
 
+def refuse_functions(objective: Objective, otherwise: str = "") -> None:
+    """An error if a coefficient is a function of the optimizer step, for places that do not count steps."""
+    for name, coef in objective.coefficients().items():
+        if _is_function(coef):
+            raise CoefficientError(
+                f"`{name}` of {type(objective).__name__} is a function of the optimizer step, which is not known here: pass a "
+                f"0-d tensor and set its value before every step{otherwise}."
+            )
+
+
+def _is_function(coef: Coef) -> TypeGuard[Callable[[int], float]]:
+    return callable(coef) and not isinstance(coef, Tensor)
+
+
 def is_on(*coefficients: Coef) -> bool:
     """Whether any coefficient is switched on; None and 0 are both off, a tensor is on."""
     return any(isinstance(coef, Tensor) or bool(off_is_zero(coef) != 0) for coef in coefficients)
@@ -399,12 +430,12 @@ def is_on(*coefficients: Coef) -> bool:
 
 def off_is_zero(coefficient: Coef) -> float | Tensor:
     """The factor of a penalty: a number or a 0-d tensor."""
-    if not isinstance(coefficient, Tensor) and callable(coefficient):
+    if _is_function(coefficient):
         raise CoefficientError(
             "a coefficient of this objective is a function of the optimizer step, which a loss does not know: pass "
             "`objective.at(step)`."
         )
-    return 0.0 if coefficient is None else coefficient
+    return 0.0 if coefficient is None else coefficient  # type: ignore[return-value]
 
 
 def resolve_target(target: float | None, vocab: int) -> float:
@@ -441,12 +472,17 @@ def register_objective(name: str, factory: ObjectiveFactory) -> None:
     _FACTORIES[name] = factory
 
 
-def make_objective(name: str, coef: float | None) -> Objective:
-    """The objective `name` with coefficient `coef`; CE and centered-head have none and ignore it.
+def make_objective(name: str, coef: float | None, target: float | EllipsisType | None = ...) -> Objective:
+    """The objective `name` with coefficient `coef` and, if it is given, target c; CE and centered-head have neither and
+    ignore both. The target of a factorized Z-loss is its `relative_target`.
 
-    >>> make_objective("factorized", 1e-4)
-    FactorizedZLoss(shift_coef=0.0001, relative_coef=0.0001, shift_target=0.0, relative_target=None)
+    >>> make_objective("factorized", 1e-4, target=0.0)
+    FactorizedZLoss(shift_coef=0.0001, relative_coef=0.0001, shift_target=0.0, relative_target=0.0)
     """
     if not isinstance(name, str) or name not in _FACTORIES:
         raise UnknownNameError("objective", name, _FACTORIES)
-    return _FACTORIES[name](coef)
+    objective = _FACTORIES[name](coef)
+    if target is ...:
+        return objective
+    named = {"target", "relative_target"} & {field.name for field in fields(objective)}  # type: ignore[arg-type]
+    return replace(objective, **dict.fromkeys(named, target))  # type: ignore[type-var]

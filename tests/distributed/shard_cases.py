@@ -361,6 +361,9 @@ def refusals() -> dict[str, str]:
         except zloss.errors.InputError as error:
             found[name] = str(error)
     found["replicated"] = str(float(zloss.head_loss(hidden, everywhere, target, ce).loss))
+    # Printed differently on every rank, as tensors on different GPUs are.
+    for name, coef in (("number", 0.5), ("tensor", torch.tensor(0.5, dtype=torch.float64 if rank else torch.float32))):
+        found[name] = str(float(zloss.head_loss(hidden, own, target, zloss.StandardZLoss(coef), **world).loss))
     return found
 
 

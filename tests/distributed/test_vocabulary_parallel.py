@@ -58,3 +58,4 @@ def test_what_ranks_disagree_on_is_named(found: dict[str, Any]) -> None:
     assert "Shard(0)" in told["columns"]
     assert "pass one of them" in told["both"]
     assert float(told["replicated"]) > 0
+    assert told["tensor"] == told["number"]  # tensor coefficients once counted as different options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import zloss
 from tests.laws.definitions import make_case, reference, relative_error
 from zloss import errors
+from zloss.head.rows import row_argmax
 
 BACKENDS = ("dense", "chunked")
 ACTIVE = (
@@ -520,6 +522,29 @@ def test_predicted_tokens_break_ties_as_torch_does(vocab: int, dtype: torch.dtyp
         assert torch.equal(out.stats.predicted, want)
         out = zloss.logits_loss(hidden @ weight.T, target, zloss.CrossEntropy(), **options)
         assert torch.equal(out.stats.predicted, want)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("make", [zloss.StandardZLoss, lambda coef: zloss.FactorizedZLoss(coef, coef)])
+def test_a_coefficient_changed_after_the_forward_changes_no_gradient(make: Any, reduction: Any) -> None:
+    """A backward pass that recomputed once took the new value."""
+    hidden, weight, target = problem()
+    logits = (hidden @ weight.T).detach().requires_grad_()
+    for loss, leaves in ((zloss.head_loss, (hidden, weight)), (zloss.logits_loss, (logits,))):
+        want = torch.autograd.grad(loss(*leaves, target, make(5.0), reduction=reduction).loss.sum(), leaves)
+        coef = torch.tensor(5.0)
+        total = loss(*leaves, target, make(coef), reduction=reduction).loss.sum()
+        coef.fill_(0.0)
+        for _ in range(2):
+            got = torch.autograd.grad(total, leaves, retain_graph=True)
+            assert max(relative_error(one, other) for one, other in zip(got, want, strict=True)) < 1e-6
+
+
+def test_the_predicted_token_under_another_default_device() -> None:
+    hidden, weight = torch.randn(3, 4), torch.randn(5000, 4)
+    want = (hidden @ weight.T).argmax(dim=1)
+    with torch.device("meta"):
+        assert torch.equal(row_argmax(hidden @ weight.T), want)
 
 
 @pytest.mark.parametrize("objective", [zloss.CenteredZLoss(0.1), zloss.FactorizedZLoss(0.1, 0.1)])

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
 
 import pytest
 
@@ -158,6 +162,15 @@ def test_what_is_done_with_an_alert(caplog: pytest.LogCaptureFixture) -> None:
         alert_action("shout")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="lag"):
         AlertMonitor(window=10, lag=5)
+
+
+def test_a_folder_named_wandb_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without W&B the folder of an earlier run is imported as a package, which has no `run`."""
+    (tmp_path / "wandb").mkdir()
+    spec = PathFinder.find_spec("wandb", [str(tmp_path)])
+    assert spec is not None
+    monkeypatch.setitem(sys.modules, "wandb", module_from_spec(spec))
+    alert_action("log")(Alert("gain_p99", "the gain", 9, 7, 4.0, 2.0, False))
 
 
 def test_levels_are_a_state() -> None:

@@ -138,8 +138,17 @@ def _chunked_loss(problem: Problem, run: Run[Problem]) -> LossParts:
     with torch.no_grad():
         result = run(problem, wanted, weight_T)
     # The operands are kept by autograd itself, where checkpointing and version checks see them.
-    rest = problem.with_operands([None] * len(operands))
+    rest = _with_own_coefficients(problem.with_operands([None] * len(operands)))
     return result.parts(_WithGradients.apply(result, wanted, run, rest, *operands))  # type: ignore[no-untyped-call]
+
+
+def _with_own_coefficients(problem: Problem) -> Problem:
+    """The problem with copies of tensor coefficients: a backward pass that recomputes must find the values of the forward."""
+    objective = problem.options.objective
+    own = {name: coef.clone() for name, coef in objective.coefficients().items() if isinstance(coef, Tensor)}
+    if not own:
+        return problem
+    return replace(problem, options=replace(problem.options, objective=replace(objective, **own)))  # type: ignore[type-var]
 
 
 def _traced_loss(problem: Problem, run: Run[Problem]) -> LossParts:

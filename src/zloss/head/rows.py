@@ -164,7 +164,7 @@ def row_argmax(z_CV: Tensor) -> Tensor:
         tops_CB = torch.cat([tops_CB, z_CV[:, -(vocab % width) :].amax(dim=1, keepdim=True)], dim=1)
     # A last block that is cut short starts earlier, among columns that are all below the maximum.
     start_C1 = (tops_CB.argmax(dim=1, keepdim=True) * width).clamp_max(vocab - width)
-    block_CB = z_CV.gather(1, start_C1 + torch.arange(width))
+    block_CB = z_CV.gather(1, start_C1 + torch.arange(width, device=z_CV.device))
     return (start_C1 + block_CB.argmax(dim=1, keepdim=True)).squeeze(1)
 
 

@@ -17,7 +17,7 @@ Axes: T tokens of all ranks, C tokens of a chunk, D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -178,7 +178,7 @@ def agree_on_shards(
             "of an FSDP parameter is not a vocabulary shard: call the loss inside the module's forward, or pass "
             "`weight.full_tensor()`.",
         ),
-        Shared(fingerprint(options), "call the loss with different options."),
+        Shared(_options_fingerprint(options), "call the loss with different options."),
         Shared(
             fingerprint((grads, str(differentiable.dtype), str(sharded.dtype), leading)),
             "differ in shape, dtype or requires_grad of the tensors of the loss.",
@@ -194,6 +194,14 @@ def agree_on_shards(
     rank = group.rank()
     shard = VocabularyShard(starts[rank], inside[rank], total, max(inside), group)
     return shard, any(never < line[1] < count for line, count in zip(table, inside, strict=True))
+
+
+def _options_fingerprint(options: HeadOptions) -> int:
+    """Of tensor coefficients only that they are tensors: each rank has its own device, and reading a value would wait for it."""
+    objective = options.objective
+    values = {field.name: getattr(objective, field.name) for field in fields(objective)}  # type: ignore[arg-type]
+    plain = {name: "tensor" if isinstance(value, Tensor) else value for name, value in values.items()}
+    return fingerprint((vars(options) | {"objective": type(objective).__name__}, plain))
 
 
 @dataclass(frozen=True, eq=False)
@@ -396,7 +404,7 @@ def agree_on_tokens(target: Tensor, options: HeadOptions, group: ProcessGroup) -
         Shared(
             tokens_fingerprint(target), "have different values in `target`: pass those of all tokens, or a DTensor."
         ),
-        Shared(fingerprint(options), "call the loss with different options."),
+        Shared(_options_fingerprint(options), "call the loss with different options."),
     ]
     exchange([], shared, group, target.device)
 

@@ -68,8 +68,9 @@ def alert_trackers(title: str, text: str) -> None:
     A tracker that nobody has imported has no run. Trackio has alerts since 0.19 at the latest.
     """
     wandb, trackio = sys.modules.get("wandb"), sys.modules.get("trackio")
-    if wandb is not None and wandb.run is not None:
-        wandb.run.alert(title=title, text=text, level="WARN")
+    # A folder ./wandb of an earlier run is imported as an empty package where W&B is not installed.
+    if (run := getattr(wandb, "run", None)) is not None:
+        run.alert(title=title, text=text, level="WARN")
     if trackio is not None and hasattr(trackio, "alert") and trackio.context_vars.current_run.get() is not None:
         trackio.alert(title=title, text=text)
 

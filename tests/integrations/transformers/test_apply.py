@@ -319,6 +319,8 @@ def test_what_cannot_be_taken_over_is_refused() -> None:
             apply(model, OBJECTIVE)
     with pytest.raises(UnknownNameError, match="backend"):  # it was refused in the first step only
         apply(small(), OBJECTIVE, backend="tritn")  # type: ignore[arg-type]
+    with pytest.raises(CoefficientError, match=r"function of the optimizer step.* 0-d tensor .*`attach`"):
+        apply(small(), zloss.CenteredZLoss(lambda step: 1e-4))
     model = small()
     with apply(model, OBJECTIVE), pytest.raises(InputError, match="already"):
         apply(model, OBJECTIVE)

@@ -21,6 +21,7 @@ from tests.integrations.transformers.trainers import STEPS, EagerTrainer, make_t
 from zloss.errors import InputError, UnsupportedModelError, ZlossError
 from zloss.integrations.moe import attach_router_loss
 from zloss.integrations.transformers import RouterZLoss, attach
+from zloss.results.run_config import TrainConfig
 from zloss.telemetry.trackers import KNOWN, MAIN
 
 FAMILIES = (
@@ -51,9 +52,11 @@ def test_five_steps_equal_eager_ce_plus_z(name: str) -> None:
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_penalty_that_ends_leaves_cross_entropy_bit_for_bit(resumed: bool, tmp_path: Path) -> None:
-    """Until step 2 the run is that with Z, from there on that of CE alone, also after a resume; λ and the Z that was left
-    out are logged."""
-    until = 2
+    """Steps 1 and 2 are those with Z, from step 3 on they are those of CE alone, as in `zloss train`, also after a resume; λ
+    and the Z that was left out are logged."""
+    until = 3
+    config = TrainConfig(method="standard", coef=OBJECTIVE.coef, coef_until=until)
+    planned = [config.coef_at(step) for step in (1, 2, 3, 4)]
 
     def run(objective: zloss.Objective, folder: Path, **options: Any) -> tuple[list[dict[str, float]], Any]:
         saved = {"save_strategy": "steps", "save_steps": 1} if resumed else {}
@@ -73,8 +76,8 @@ def test_a_penalty_that_ends_leaves_cross_entropy_bit_for_bit(resumed: bool, tmp
         zloss.StandardZLoss(lambda step: OBJECTIVE.coef if step < until else 0.0, target=OBJECTIVE.target),
         tmp_path / "at",
     )
-    assert [log["zloss/coef"] for log in ended][-2:] == [0.0, 0.0]
-    assert ended[-3]["zloss/coef"] == OBJECTIVE.coef
+    assert [log["zloss/coef"] for log in ended] == [log["zloss/coef"] for log in scheduled] == planned
+    assert planned[-3:] == [OBJECTIVE.coef, 0.0, 0.0]
     assert ended[-3]["zloss/z"] > 0
     for log in ended[-2:]:
         assert log["zloss/z"] == 0
@@ -84,13 +87,30 @@ def test_a_penalty_that_ends_leaves_cross_entropy_bit_for_bit(resumed: bool, tmp
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     if not resumed:
         whole, _ = run(OBJECTIVE, tmp_path / "whole")
-        assert [log["loss"] for log in whole][:until] == [log["loss"] for log in ended][:until]
-        assert whole[until]["loss"] != ended[until]["loss"]
+        assert [log["loss"] for log in whole][:2] == [log["loss"] for log in ended][:2]
+        assert whole[2]["loss"] != ended[2]["loss"]
         off, plain = (
-            run(objective, tmp_path / "off", coef_until=0 if z else None)
+            run(objective, tmp_path / "off", coef_until=1 if z else None)
             for z, objective in ((True, OBJECTIVE), (False, zloss.CrossEntropy()))
         )
         assert all(torch.equal(a, b) for a, b in zip(off[1].parameters(), plain[1].parameters(), strict=True))
+
+
+def test_a_term_that_is_off_is_not_in_the_unscaled_penalty() -> None:
+    logs = []
+    for objective in (zloss.FactorizedZLoss(None, 1e-4), zloss.CenteredZLoss(1e-4)):
+        trainer = make_trainer(small(), max_steps=2)
+        attach(trainer, objective, coef_until=2)
+        logs.append([log["zloss/z_unscaled"] for log in train(trainer)])
+    assert logs[0] == pytest.approx(logs[1], rel=1e-5)
+    assert min(logs[0]) > 0
+
+
+def test_a_penalty_that_starts_later_is_no_alert() -> None:
+    """Whether Z pulls log Z was read when the trainer was attached, where a schedule may be at 0."""
+    late = attach(make_trainer(small()), zloss.StandardZLoss(lambda step: 0.0 if step < 3 else 1e-2))
+    never = attach(make_trainer(small()), zloss.CrossEntropy())
+    assert (late.monitor.pulled, never.monitor.pulled) == (True, False)
 
 
 def test_norms_before_clipping_and_parts_of_the_loss_are_logged() -> None:

@@ -29,7 +29,7 @@ from zloss.head.options import Backend, HeadOptions
 from zloss.integrations.moe import HookHandle, RouterLossHandle, RouterZLoss, named_arguments
 from zloss.integrations.transformers.lazy_logits import LazyLogits, NoLogits, TrainingCall, output_head
 from zloss.models.in_memory import unwrapped
-from zloss.objectives import Objective
+from zloss.objectives import Objective, refuse_functions
 from zloss.statistics import Statistics
 from zloss.telemetry.window import MicroBatch, micro_batch
 
@@ -76,6 +76,7 @@ def apply(
     torch.Size([16])
     >>> handle.remove()
     """
+    refuse_functions(objective, ", or use `attach` with a Trainer")
     options = HeadOptions(objective, label_smoothing=label_smoothing, statistics=statistics, backend=backend)
     inner = unwrapped(model, _refuse_wrapper)
     require_version("transformers", LEAST_TRANSFORMERS, "`apply`", "audit")

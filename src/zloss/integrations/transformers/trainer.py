@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from zloss.errors import InputError, MissingDependencyError, UnsupportedModelErr
 from zloss.head.options import Backend
 from zloss.integrations.moe import HookHandle, RouterZLoss
 from zloss.integrations.transformers.apply import LEAST_TRANSFORMERS, LEAST_TRL, ZLossHandle, apply
-from zloss.objectives import Objective
+from zloss.objectives import Objective, off_is_zero
 from zloss.optimizer.endpoints import max_safe_scale
 from zloss.telemetry.alerts import AlertMonitor, OnAlert, alert_action, exceeded_levels, logger
 from zloss.telemetry.trackers import LEAST, Scalars, chosen_names, for_trackers, require_tracker
@@ -72,8 +72,9 @@ def attach(
     the loss covers the last 50.
 
     `coef_until`: from this optimizer step on the penalty is off and the loss is CE, bit for bit. A coefficient of the
-    objective may also be a function of the step. Steps are the trainer's global ones, so a resumed run goes on where it
-    was. Either way zloss/coef is λ, and zloss/z_unscaled the penalty of the last micro-batch for λ = 1, also while it is off.
+    objective may also be a function of the step. Steps are the trainer's global ones, counted from 1 as in `zloss train`: 2
+    leaves one step with the penalty, and a resumed run goes on where it was. Either way zloss/coef is λ, and
+    zloss/z_unscaled the penalty of the last micro-batch for λ = 1, also while it is off.
 
     `on_alert`: what to do when a tail changes (`zloss.telemetry.alerts` has the rule, counted in logs): "log" a
     warning, "raise" an error, or a function of the alert.
@@ -91,9 +92,11 @@ def attach(
     _refuse_bypasses(trainer)
     alert_action(on_alert)  # validates it before anything is attached
     names = chosen_names(scalars)
-    if coef_until is not None and (isinstance(coef_until, bool) or not isinstance(coef_until, int) or coef_until < 0):
-        raise InputError(f"`coef_until` is expected to be an optimizer step ≥ 0, but got {coef_until!r}.")
-    if record is not None and objective.at(0) is not objective:
+    if coef_until is not None and (isinstance(coef_until, bool) or not isinstance(coef_until, int) or coef_until < 1):
+        raise InputError(f"`coef_until` is expected to be an optimizer step ≥ 1, but got {coef_until!r}.")
+    if coef_until is not None:
+        objective.with_coef(0.0)  # an error if it cannot be switched off
+    if record is not None and objective.at(1) is not objective:
         raise InputError(
             "`record` needs one λ for the name of its run: use `coef_until` instead of a function of the step."
         )
@@ -108,7 +111,7 @@ def attach(
         across_ranks=True,
         since_restart=window is None,
     )
-    start = objective.at(trainer.state.global_step)
+    start = objective.at(trainer.state.global_step + 1)
     handle = apply(trainer.model, start, label_smoothing=label_smoothing, router=router, backend=backend)
     try:
         recorder = None
@@ -214,7 +217,7 @@ class TrainerAttachment(TrainerCallback, HookHandle):
         """The objective and the step from which on it is off; None if it is the same at every step."""
         self.handle, self.window, self.recorder = handle, window, recorder
         self._names = names
-        self.monitor = AlertMonitor(pulled=handle.options.objective.active)
+        self.monitor = AlertMonitor(pulled=schedule is not None or handle.options.objective.active)
         self.levels: dict[str, tuple[float, float]] | None = None
         self._act = alert_action(on_alert)
         self._trainer = trainer
@@ -255,11 +258,10 @@ class TrainerAttachment(TrainerCallback, HookHandle):
         if self.handle.router is not None and self.handle.router.last is not None:
             found["router_z"] = float(self.handle.router.last.loss.detach())
         if self._schedule is not None and self.handle.last is not None:
-            objective, stats = self.handle.options.objective, self.handle.last.stats
-            coefs = [getattr(objective, f.name) for f in fields(objective) if f.name.endswith("coef")]  # type: ignore[arg-type]
-            penalty = objective.with_coef(1.0).source(stats)[0][stats.valid]
+            coefs, stats = self.handle.options.objective.coefficients(), self.handle.last.stats
+            penalty = self._schedule[0].with_coef(1.0).source(stats)[0][stats.valid]
             found |= {
-                "coef": max((float(coef or 0) for coef in coefs), default=0.0),
+                "coef": max((float(off_is_zero(coef)) for coef in coefs.values()), default=0.0),
                 "z_unscaled": float(penalty.mean()),
             }
         return for_trackers(found, self._names)
@@ -275,7 +277,7 @@ class TrainerAttachment(TrainerCallback, HookHandle):
         """
         samples, items = self._originals["get_batch_samples"](*args, **kwargs)
         if self._schedule is not None:
-            (objective, until), step = self._schedule, self._trainer.state.global_step
+            (objective, until), step = self._schedule, self._trainer.state.global_step + 1
             current = objective.at(step) if until is None or step < until else objective.with_coef(0.0)
             self.handle.options = replace(self.handle.options, objective=current)
         router, trainer = self.handle.router, self._trainer

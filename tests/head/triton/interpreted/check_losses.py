@@ -146,6 +146,21 @@ def test_off_is_off(coef: float | None) -> None:
     assert torch.equal(*grads)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_coefficient_changed_after_the_forward_changes_no_gradient(reduction: str) -> None:
+    hidden, weight = (torch.randn(rows, 4).requires_grad_() for rows in (5, 9))
+    logits, target = (hidden @ weight.T).detach().requires_grad_(), torch.randint(9, (5,))
+    options = {"reduction": reduction, "backend": "triton"}
+    for loss, leaves in ((zloss.head_loss, (hidden, weight)), (zloss.logits_loss, (logits,))):
+        want = torch.autograd.grad(loss(*leaves, target, zloss.StandardZLoss(5.0), **options).loss.sum(), leaves)
+        coef = torch.tensor(5.0)
+        total = loss(*leaves, target, zloss.StandardZLoss(coef), **options).loss.sum()
+        coef.fill_(0.0)
+        for _ in range(2):
+            got = torch.autograd.grad(total, leaves, retain_graph=True)
+            assert max(relative_error(one, other) for one, other in zip(got, want, strict=True)) < 1e-6
+
+
 def test_nothing_to_count() -> None:
     case = fp32_case(zloss.StandardZLoss(0.7))
     ignored = torch.full_like(case.target, -100)
