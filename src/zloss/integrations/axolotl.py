@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from zloss.errors import InputError, MissingDependencyError, UnknownNameError, require_version
 from zloss.integrations.moe import RouterZLoss
 from zloss.integrations.transformers import TrainerAttachment, attach
-from zloss.objectives import Objective, check_coefficient, make_objective
+from zloss.objectives import CenteredHead, CrossEntropy, Objective, check_coefficient, make_objective
 from zloss.router.conventions import find_convention
 from zloss.telemetry.alerts import alert_action
 from zloss.telemetry.trackers import chosen_names
@@ -108,14 +108,10 @@ def attach_arguments(cfg: Mapping[str, Any]) -> dict[str, Any]:
 def _objective(section: Mapping[str, Any]) -> Objective:
     """The objective by name. Cross-entropy has no coefficient and no target: the plugin then only logs."""
     name: Any = section.get("objective")
-    objective: Any = make_objective(name, None)
-    named = {field.name for field in fields(objective)} & {"target", "relative_target"}
-    if not named:
+    if make_objective(name, None) in (CrossEntropy(), CenteredHead()):
         return make_objective(name, None)
-    objective = make_objective(name, _number("zloss", section, "coef"))
-    target = _number("zloss", section, "target", or_word="log_vocab")
-    chosen: Objective = replace(objective, **dict.fromkeys(named, target))
-    return chosen
+    coef = _number("zloss", section, "coef")
+    return make_objective(name, coef, target=_number("zloss", section, "target", or_word="log_vocab"))
 
 
 def _router(section: Any) -> RouterZLoss:

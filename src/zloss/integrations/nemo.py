@@ -10,7 +10,7 @@ loss_fn:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,9 +48,7 @@ class ZLossCrossEntropy(LinearCrossEntropy):  # type: ignore[misc]
         logit_softcapping: float = 0.0,
     ) -> None:
         super().__init__()
-        chosen: Any = make_objective(objective, coef)
-        named = {field.name for field in fields(chosen)} & {"target", "relative_target"}
-        self.objective = replace(chosen, **dict.fromkeys(named, target))
+        self.objective = make_objective(objective, coef, target=target)
         self.ignore_index, self.logit_softcapping = ignore_index, logit_softcapping
         self.main = True
         self.last: HeadLossOutput | None = None

@@ -8,7 +8,7 @@ Leave `z_loss_multiplier` of the train module at None: the head adds Z itself. I
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -115,11 +115,9 @@ class ZLossLMHeadConfig(LMHeadConfig):  # type: ignore[misc]
         return cls(**kept, coef=coef, target=target, objective=objective)
 
     def build(self, *, d_model: int, vocab_size: int, init_device: str = "cpu") -> ZLossLMHead:
-        made: Any = make_objective(self.objective, self.coef)
-        name = {"relative_target", "target"} & {field.name for field in fields(made)}
         options = {"bias": self.bias} if self.bias is not None else {}
         return ZLossLMHead(
-            objective=replace(made, **dict.fromkeys(name, self.target)),
+            objective=make_objective(self.objective, self.coef, target=self.target),
             d_model=d_model,
             vocab_size=vocab_size,
             layer_norm=self.layer_norm,

@@ -58,13 +58,11 @@ class ZLoss(BaseLoss):  # type: ignore[misc]
 
     def __init__(self, config: Config, *, compile_config: object = None) -> None:
         ZLoss.built = True
-        objective = make_objective(config.objective, config.coef)
-        if config.coef and not objective.active:
+        self.objective = make_objective(config.objective, config.coef, target=config.target)
+        if config.coef and not self.objective.active:
             raise InputError(
                 f"objective {config.objective!r} has no coefficient, but got coef={config.coef}: set it to 0."
             )
-        named = {field.name for field in fields(objective)} & {"target", "relative_target"}  # type: ignore[arg-type]
-        self.objective = replace(objective, **dict.fromkeys(named, config.target))  # type: ignore[type-var]
 
     def __call__(self, pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | None = None, **_: Any) -> Result:
         if self.objective.needs_gain:
