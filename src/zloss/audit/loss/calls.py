@@ -336,7 +336,7 @@ def _read_output(returned: Any, name: str, logits_entries: int) -> tuple[Tensor,
     """The loss, and everything numeric next to it by name. Accepts a tensor, a tuple, a mapping or an object with `.loss`.
 
     The loss is the entry named `loss` (`total_loss`, `total`), else the first entry; an entry as large as the logits
-    in front of it is passed over, as in models that return (logits, loss).
+    in front of it is skipped, as in models that return (logits, loss).
     """
     if isinstance(returned, Tensor):
         return returned, {}
