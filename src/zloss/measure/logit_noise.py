@@ -19,8 +19,9 @@ difference of large numbers. Axes: C tokens of a chunk, R rows of the head, V vo
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, get_args
 
 import torch
@@ -39,8 +40,9 @@ PRODUCT_BLOCKS = 2
 """Blocks on which 16-bit products are measured: each of them costs a product with the whole head."""
 STORAGE: dict[Format, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 SOFTCAP = 30.0
-ROWS, CHUNK_VALUES = 8192, 1 << 23
-"""Rows of the head that are converted at once, and entries of a chunk of logits: 32 MB in fp32."""
+ROWS, CHUNK_VALUES, GAP_VALUES = 1024, 1 << 24, 1 << 20
+"""Rows of the head that are converted at once; entries of a chunk of logits (64 MB in fp32), and of a part of it that is compared
+at once (4 MB, so that it stays in the cache)."""
 
 
 Centered = tuple[Tensor, torch.dtype]
@@ -55,11 +57,23 @@ class Row(NamedTuple):
     head: NoiseHead
 
 
-def block_tokens(hidden_of: HiddenStates, blocks: Blocks, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """(hidden states [T, D], targets [T]) of the blocks that are measured, block by block."""
-    for block in range(min(NOISE_BLOCKS, blocks.count)):
-        inputs_BN, targets_BN = blocks.batch(slice(block, block + 1))
-        yield blocks.counted(hidden_of(inputs_BN.to(device))).flatten(0, 1), targets_BN.flatten().to(device)
+def block_tokens(
+    hidden_of: HiddenStates, blocks: Blocks, device: torch.device, batch_blocks: int, known: Mapping[int, Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(hidden states [T, D], targets [T]) of each block that is measured.
+
+    `known`: hidden states of batches that have been computed already, by their first block.
+    """
+    count = min(NOISE_BLOCKS, blocks.count)
+    for start in range(0, count, batch_blocks):
+        inputs_BN, targets_BN = blocks.batch(slice(start, min(start + batch_blocks, blocks.count)))
+        hidden_TD = known.get(start)
+        if hidden_TD is None:
+            hidden_TD = blocks.counted(hidden_of(inputs_BN.to(device))).flatten(0, 1)
+        for hidden_ND, target_N in zip(torch.split(hidden_TD, blocks.size), targets_BN.to(device), strict=True):
+            if start < count:
+                yield hidden_ND, target_N
+            start += 1
 
 
 @torch.no_grad()
@@ -77,24 +91,20 @@ def logit_noise(
     `mean_row_D`: w̄ of the unscaled head, None for a head without μ; then there are no centered numbers. Tokens whose log p₃₂
     is not finite do not count. Of logits that overflow the 16-bit format the numbers are None.
     """
+    hidden, targets = zip(*sequences, strict=True)
+    hidden_TD, target_T, sizes = torch.cat(hidden), torch.cat(targets), [len(target) for target in targets]
+    size, with_products = max(1, CHUNK_VALUES // vocab), sum(sizes[:products])
+    bounds = sorted({*range(0, with_products, size), *range(with_products, len(target_T), size), len(target_T)})
+    gaps: dict[Row, list[Tensor]] = {}
+    for start, stop in itertools.pairwise(bounds):
+        chunk = hidden_TD[start:stop], target_T[start:stop].unsqueeze(1)
+        for row, gap_C4 in _chunk_noise(head, vocab, *chunk, mean_row_D, saved_dtype, products=start < with_products):
+            gaps.setdefault(row, []).append(gap_C4.cpu())
     found: dict[Row, list[Tensor]] = {}
-    for place, (hidden_TD, target_T) in enumerate(sequences):
-        parts: dict[Row, list[Tensor]] = {}
-        size = max(1, CHUNK_VALUES // vocab)
-        for start in range(0, len(target_T), size):
-            chunk = slice(start, start + size)
-            for row, gap_C3 in _chunk_noise(
-                head,
-                vocab,
-                hidden_TD[chunk],
-                target_T[chunk].unsqueeze(1),
-                mean_row_D,
-                saved_dtype,
-                products=place < products,
-            ):
-                parts.setdefault(row, []).append(gap_C3.cpu())
-        for row, gaps in parts.items():
-            found.setdefault(row, []).append(torch.cat(gaps))
+    for row, parts in gaps.items():
+        gap_T4 = torch.cat(parts)
+        lengths = sizes if len(gap_T4) == len(target_T) else sizes[:products]
+        found[row] = [gap_N4[gap_N4[:, 3] == 1, :3] for gap_N4 in torch.split(gap_T4, lengths)]
     order = [*STORAGE, *get_args(NoiseCase), *get_args(NoiseHead)]
     rows = tuple(_summary(row, found[row]) for row in sorted(found, key=lambda row: [*map(order.index, row)]))
     stored = {(row.format, row.head): row.gap for row in rows if row.case == "storage"}
@@ -133,13 +143,16 @@ def _chunk_noise(
     *,
     products: bool,
 ) -> Iterator[tuple[Row, Tensor]]:
-    """δ(y), Σ_i p₃₂ δ² and KL(p₃₂ ‖ p₁₆) of every token with a finite log p₃₂, [C, 3] for each row of the table."""
+    """δ(y), Σ_i p₃₂ δ², KL(p₃₂ ‖ p₁₆), and whether log p₃₂ is finite, of every token: [C, 4] for each row of the table."""
     exact_CV = _capped(_logits(head, vocab, hidden_CD), head.softcap)
     p_CV = exact_CV.softmax(dim=1)
-    finite_C = exact_CV.gather(1, target_C1).squeeze(1).isfinite()
+    finite_C1 = exact_CV.gather(1, target_C1).isfinite()
 
     def gap(stored_CV: Tensor) -> Tensor:
-        return _gap(p_CV, exact_CV, stored_CV, target_C1)[finite_C]
+        rows = zip(
+            *(torch.split(x, max(1, GAP_VALUES // vocab)) for x in (p_CV, exact_CV, stored_CV, target_C1)), strict=True
+        )
+        return torch.cat([torch.cat([_gap(*part) for part in rows]), finite_C1], dim=1)
 
     heads: dict[NoiseHead, Centered | None] = {"raw": None}
     if mean_row_D is not None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from torch import Tensor
+
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.report import audit_report, router_section
 from zloss.audit.checkpoint.token_files import (
@@ -22,7 +24,7 @@ from zloss.console import Clock, Progress, Silent, held_interrupts
 from zloss.errors import InputError
 from zloss.jobs import Job
 from zloss.measure.gradients import diagnostic_gradients, has_graph
-from zloss.measure.logit_noise import block_tokens, logit_noise
+from zloss.measure.logit_noise import NOISE_BLOCKS, block_tokens, logit_noise
 from zloss.measure.measurement import (
     Measurement,
     ModelBlocks,
@@ -109,8 +111,18 @@ def run_audit_of(
         job=job,
         vectors=VectorSample(head.width, config.seed) if has_plane(measurement) else None,
     )
+    first_states: dict[int, Tensor] = {}
     finished = _text_pass(
-        config, checkpoint, measurement, blocks, parts, resume=resume, progress=progress, clock=clock, job=job
+        config,
+        checkpoint,
+        measurement,
+        blocks,
+        parts,
+        first_states,
+        resume=resume,
+        progress=progress,
+        clock=clock,
+        job=job,
     )
     with clock("tokens"):
         columns = _joined(job, parts, {"target": repr(measurement.target), "diag_coef": repr(config.diag_coef)})
@@ -140,7 +152,7 @@ def run_audit_of(
             with clock("logits"), progress.step("16-bit logits", None), hidden_states(checkpoint, head) as hidden_of:
                 found_noise = logit_noise(
                     head,
-                    block_tokens(hidden_of, blocks, head.weight_VD.device),
+                    block_tokens(hidden_of, blocks, head.weight_VD.device, config.batch_blocks, first_states),
                     vocab=measurement.vocab,
                     mean_row_D=None if measurement.lacks_centered else measurement.mean_row_D / head.logit_scale,
                     saved_dtype=checkpoint.stored_dtype or head.weight_VD.dtype,
@@ -245,6 +257,7 @@ def _text_pass(
     measurement: Measurement,
     blocks: Blocks,
     parts: TokenParts,
+    first_states: dict[int, Tensor],
     *,
     resume: bool,
     progress: Progress,
@@ -254,7 +267,7 @@ def _text_pass(
     """Take the blocks of this rank into `parts`; the number of finished blocks of all ranks, fewer after Ctrl-C.
 
     The first Ctrl-C takes effect between two batches, and the finished blocks are saved. A second one ends the pass immediately,
-    and the parts that are on disk remain.
+    and the parts that are on disk remain. `first_states` receives the hidden states of the batches that `block_tokens` reads.
     """
     mine = job.local_range(blocks.count, config.batch_blocks)
     finished = parts.resume(mine.start) if resume else mine.start
@@ -266,9 +279,16 @@ def _text_pass(
         hidden_states(checkpoint, measurement.head) as hidden_of,
         held_interrupts() as release,
     ):
+
+        def kept(ids_BN: Tensor) -> Tensor:
+            hidden_BND = hidden_of(ids_BN)
+            if finished < NOISE_BLOCKS:  # the first block of this batch
+                first_states[finished] = blocks.counted(hidden_BND).flatten(0, 1)
+            return hidden_BND
+
         step.advance((finished - mine.start) * blocks.size)
         batches = token_batches(
-            measurement, blocks, hidden_of, config.batch_blocks, range(finished, mine.stop), parts.vectors
+            measurement, blocks, kept, config.batch_blocks, range(finished, mine.stop), parts.vectors
         )
         for stop, columns in batches:
             start, finished = finished, stop
