@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import zloss
 from zloss.head.arguments import HeadProblem, prepare_targets
-from zloss.head.chunked import run_head_chunks, stored_gradient
+from zloss.head.chunked import run_chunks, stored_gradient
 from zloss.head.options import HeadOptions, Products
 from zloss.head.products import plan_products
 from zloss.head.sharded import whole_vocabulary
@@ -157,7 +157,7 @@ def trace_head_loss(problem: HeadProblem) -> Trace:
     given = (problem.hidden_TD, problem.weight_VD, targets.index_T, targets.valid_T, targets.weight_T)
     ledger = Ledger(problem.vocab, *given)
     with torch.no_grad(), ledger:
-        run = run_head_chunks(problem, (True, True, False), problem.targets.weight_T, work)
+        run = run_chunks(problem, (True, True, False), problem.targets.weight_T, work)
         hidden, weight, _ = run.gradients
         assert hidden is not None
         assert weight is not None

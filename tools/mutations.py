@@ -32,8 +32,8 @@ MUTATIONS = (
     Mutation(
         "Standard Z-loss with the wrong sign",
         "zloss/objectives.py",
-        "Coefficients(a=2 * coef * violation)",
-        "Coefficients(a=-2 * coef * violation)",
+        "violation.square() * coef, Coefficients(a=violation * (2 * coef))",
+        "violation.square() * coef, Coefficients(a=violation * (-2 * coef))",
         "tests/laws/test_objectives_and_backends.py",
     ),
     Mutation(
@@ -53,8 +53,8 @@ MUTATIONS = (
     Mutation(
         "The gain without the norm of p",
         "zloss/head/rows.py",
-        "row_norm(z_CV) if norm",
-        "z_CV.sum(dim=1) if norm",
+        "row_norm(z_CV) if needs.norm",
+        "z_CV.sum(dim=1) if needs.norm",
         "tests/laws/test_objectives_and_backends.py",
     ),
     Mutation(

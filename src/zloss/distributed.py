@@ -10,7 +10,6 @@ import math
 import sys
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeGuard
 
 import torch
@@ -155,26 +154,20 @@ def gathered(numbers: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     return torch.stack(parts)
 
 
-@dataclass(frozen=True)
-class Shared:
-    """A value that must be equal on every rank of a group."""
-
-    value: int
-    difference: str
-    """The error if it differs, without the leading "the ranks of the group"."""
-
-
-def exchange(local: list[int], shared: list[Shared], group: dist.ProcessGroup, device: torch.device) -> list[list[int]]:
-    """`local` of every rank, in rank order, after checking that all ranks agree on `shared`.
+def exchange(
+    local: list[int], shared: dict[str, int], group: dist.ProcessGroup, device: torch.device
+) -> list[list[int]]:
+    """`local` of every rank, in rank order, after checking that all ranks agree on the numbers in `shared`, whose keys say
+    what it means if they do not, after the words "the ranks of the group".
 
     A rank that disagreed would wait for a collective the others never start, or add numbers of different tokens. One
     all-gather of a few integers.
     """
-    sent = torch.tensor([*local, *(fact.value for fact in shared)], dtype=torch.int64, device=device)
+    sent = torch.tensor([*local, *shared.values()], dtype=torch.int64, device=device)
     table = gathered(sent, group).tolist()
-    for column, fact in enumerate(shared, start=len(local)):
+    for column, difference in enumerate(shared, start=len(local)):
         if len({line[column] for line in table}) > 1:
-            raise InputError(f"the ranks of the group {fact.difference}")
+            raise InputError(f"the ranks of the group {difference}")
     return [line[: len(local)] for line in table]
 
 

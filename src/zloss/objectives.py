@@ -56,6 +56,11 @@ class Coefficients:
     b: Tensor | None = None
     g: Tensor | None = None
 
+    def filled(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(a, b, g) with zeros for None, as kernels take them."""
+        zero = torch.zeros_like(self.a)
+        return self.a, zero if self.b is None else self.b, zero if self.g is None else self.g
+
 
 class Objective(ABC):
     """Cross-entropy plus a penalty on the log-normalizer. Subclasses are frozen dataclasses."""

@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 import zloss
 from tests.laws.definitions import make_case, reference, relative_error
 from zloss import errors
-from zloss.head.rows import row_argmax
 
 BACKENDS = ("dense", "chunked")
 ACTIVE = (
@@ -153,19 +152,13 @@ def test_masked_vocabulary_entries_of_minus_infinity(backend: str, softcap: floa
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
-def test_nonfinite_inputs_reach_the_loss_and_are_located(backend: str, poison: float) -> None:
+def test_nonfinite_tokens_are_located_and_reach_the_loss_unless_they_are_ignored(backend: str, poison: float) -> None:
     hidden, weight, target = problem()
-    with torch.no_grad():
-        hidden[4, 0] = poison
-    out = zloss.head_loss(hidden, weight, target, zloss.CenteredZLoss(0.5), backend=backend)
+    broken = hidden.detach().clone()
+    broken[4, 0] = poison
+    out = zloss.head_loss(broken, weight, target, zloss.CenteredZLoss(0.5), backend=backend)
     assert not torch.isfinite(out.loss)
     assert out.stats.nonfinite.nonzero().flatten().tolist() == [4]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
-def test_nonfinite_ignored_tokens_do_not_reach_the_gradient(backend: str, poison: float) -> None:
-    hidden, weight, target = problem()
     target[4] = -100
     clean = gradients(hidden, weight, target, zloss.CenteredZLoss(0.5), backend=backend)
     with torch.no_grad():
@@ -198,14 +191,20 @@ def test_an_ignored_token_whose_logits_overflow_adds_no_nan(backend: str, every:
 
 
 def test_another_default_device_changes_nothing() -> None:
-    hidden, weight, target = problem()
-    want = zloss.head_loss(hidden, weight, target, zloss.CenteredZLoss(0.5)).loss
+    """Nor the predicted token, which is searched in blocks if the vocabulary is large."""
+    hidden, weight, target = problem(vocab=5000)
+    want = zloss.head_loss(hidden, weight, target, zloss.CenteredZLoss(0.5), statistics="audit")
     with torch.device("meta"):
-        got = zloss.head_loss(hidden, weight, target, zloss.CenteredZLoss(0.5)).loss
-    assert torch.equal(got, want)
+        got = zloss.head_loss(hidden, weight, target, zloss.CenteredZLoss(0.5), statistics="audit")
+    assert torch.equal(got.loss, want.loss)
+    assert torch.equal(got.stats.predicted, (hidden @ weight.T).argmax(dim=1))
 
 
-def test_the_token_of_an_empty_row_is_counted_over_all_chunks() -> None:
+def test_tokens_without_a_distribution_are_counted_over_all_chunks() -> None:
+    with pytest.raises(errors.CoordinateError, match="only -inf logits"):
+        zloss.head_source(
+            torch.randn(3, 4), torch.randn(5, 4), torch.arange(3), ALL[2], bias=torch.full((5,), -torch.inf)
+        )
     logits = torch.randn(10, 5)
     logits[7:9] = -torch.inf
     for backend in BACKENDS:
@@ -323,19 +322,6 @@ def test_activation_checkpointing(reduction: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, kept, strict=True))
 
 
-def test_torch_compile_around_the_loss() -> None:
-    hidden, weight, target = problem()
-
-    def step(h: Tensor) -> Tensor:
-        return 2 * zloss.head_loss(torch.tanh(h) * 3, weight, target, zloss.GainAwareZLoss(0.5)).loss
-
-    compiled = torch.compile(step, backend="aot_eager")
-    assert torch.equal(compiled(hidden), step(hidden))
-    got = torch.autograd.grad(compiled(hidden), (hidden, weight))
-    want = torch.autograd.grad(step(hidden), (hidden, weight))
-    assert all(torch.allclose(a, b) for a, b in zip(got, want, strict=True))
-
-
 COMPILED = {
     "plain": {},
     "every option": {"label_smoothing": 0.1, "softcap": 4.0, "logit_scale": 1.5, "valid_vocab": 15, "chunk_size": 7},
@@ -448,17 +434,14 @@ def test_light_statistics_leave_loss_and_gradient_as_they_are() -> None:
 def test_the_record_names_its_denominator() -> None:
     hidden, weight, target = problem()
     target[:5] = -100
-    loss = zloss.HeadLoss(zloss.StandardZLoss(1e-3))
-    assert (loss(hidden, weight, target).denominator_name, int(loss(hidden, weight, target).denominator)) == (
-        "valid_tokens",
-        15,
-    )
-    weights = torch.rand(20)
-    weighted = loss(hidden, weight, target, token_weight=weights)
-    assert weighted.denominator_name == "token_weight"
-    assert torch.allclose(weighted.denominator, weights[5:].sum())
-    assert loss(hidden, weight, target, normalizer=7).denominator_name == "normalizer"
-    assert "StandardZLoss" in repr(loss)
+    loss, weights = zloss.HeadLoss(zloss.StandardZLoss(1e-3)), torch.rand(20)
+    for name, keyword, want in (
+        ("valid_tokens", {}, 15),
+        ("token_weight", {"token_weight": weights}, float(weights[5:].sum())),
+        ("normalizer", {"normalizer": 7}, 7),
+    ):
+        out = loss(hidden, weight, target, **keyword)
+        assert (out.denominator_name, float(out.denominator)) == (name, pytest.approx(want))
 
 
 BAD = {
@@ -540,13 +523,6 @@ def test_a_coefficient_changed_after_the_forward_changes_no_gradient(make: Any, 
             assert max(relative_error(one, other) for one, other in zip(got, want, strict=True)) < 1e-6
 
 
-def test_the_predicted_token_under_another_default_device() -> None:
-    hidden, weight = torch.randn(3, 4), torch.randn(5000, 4)
-    want = (hidden @ weight.T).argmax(dim=1)
-    with torch.device("meta"):
-        assert torch.equal(row_argmax(hidden @ weight.T), want)
-
-
 @pytest.mark.parametrize("objective", [zloss.CenteredZLoss(0.1), zloss.FactorizedZLoss(0.1, 0.1)])
 def test_a_module_that_can_never_run_is_refused_when_it_is_made(objective: zloss.Objective) -> None:
     with pytest.raises(errors.CoordinateError, match="needs the mean logit μ, but `softcap` is not shift-invariant"):
@@ -582,15 +558,6 @@ def test_an_empty_batch_has_the_statistics_of_a_full_one(options: dict[str, obje
     empty = zloss.head_loss(hidden[:0], weight, target[:0], objective, **options).stats
     for field in dataclasses.fields(full):
         assert (getattr(full, field.name) is None) == (getattr(empty, field.name) is None), field.name
-
-
-def test_the_source_of_a_token_without_a_distribution_is_refused() -> None:
-    hidden, weight = torch.randn(3, 4), torch.randn(5, 4)
-    bias = torch.full((5,), -torch.inf)
-    with pytest.raises(errors.CoordinateError, match="only -inf logits"):
-        zloss.head_source(
-            hidden, weight, torch.tensor([0, 1, 2]), zloss.StandardZLoss(1e-3), bias=bias, backend="chunked"
-        )
 
 
 @pytest.mark.parametrize("vocab", [49_152, 50_257])

@@ -12,7 +12,7 @@ import zloss
 from tests.head.issued_products import Product, issued_products
 from zloss import errors
 from zloss.head.arguments import HeadProblem, prepare_targets
-from zloss.head.chunked import run_head_chunks
+from zloss.head.chunked import run_chunks
 from zloss.head.options import HeadOptions
 from zloss.head.products import HeadProducts, ProductPlan, Version, plan_products
 from zloss.head.rows import TorchRows
@@ -88,7 +88,7 @@ def issued(plan: ProductPlan, dtype: torch.dtype, rounding: torch.dtype | None =
         options=options,
     )
     with torch.no_grad(), issued_products() as seen:
-        run = run_head_chunks(problem, (True, True, True), problem.targets.weight_T, TorchRows(None, plan=plan))
+        run = run_chunks(problem, (True, True, True), problem.targets.weight_T, TorchRows(None, plan=plan))
     hidden_dtype, weight_dtype, bias_dtype = (grad.dtype for grad in run.gradients if grad is not None)
     assert (hidden_dtype, bias_dtype) == (torch.float32, torch.float32)
     assert weight_dtype == (torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)

@@ -56,7 +56,9 @@ def test_the_law_fails_where_one_backend_differs(loss: str, monkeypatch: pytest.
 
     def wrong(*args, **kwargs):  # type: ignore[no-untyped-def]
         stats = right(*args, **kwargs)
-        mutated = ("mean_energy_C" in kwargs) == (loss == "head")
+        # The μ of given logits is the mean in the row sums, that of a head comes from its mean row.
+        of_logits = kwargs["mu_C"] is not None and kwargs["mu_C"] is args[1].mean_logit_C
+        mutated = of_logits == (loss == "logits")
         return replace(stats, gain=stats.gain * (1 + 1e-6)) if mutated and stats.gain is not None else stats
 
     monkeypatch.setattr(chunked, "chunk_stats", wrong)

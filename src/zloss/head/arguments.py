@@ -23,7 +23,7 @@ from zloss.errors import CoordinateError, DtypeError, InputError, MissingInputEr
 from zloss.head.options import HeadOptions, Reduction, check_vocab
 from zloss.head.products import ProductPlan, fp32_plan, plan_products
 from zloss.head.sharded import (
-    TokenShard,
+    TokenLayout,
     VocabularyShard,
     agree_on_shards,
     agree_on_tokens,
@@ -91,6 +91,8 @@ class LossProblem:
     plan: StatisticsPlan
     products: ProductPlan
     options: HeadOptions
+    rounding: torch.dtype | None = None
+    """Autocast dtype to which the operands of the projection are rounded, as F.linear would; else None."""
     weight_grad_buffer: Tensor | None = None
     """Accumulates dW, which is then not returned."""
 
@@ -98,6 +100,11 @@ class LossProblem:
     def vocab(self) -> int:
         """Local rows of the vocabulary inside log Z."""
         return self.shard.rows
+
+    @property
+    def through_source(self) -> bool:
+        """Whether the gradients are formed from the source [C, V] itself."""
+        raise NotImplementedError
 
     @property
     def operands(self) -> tuple[Tensor | None, ...]:
@@ -118,12 +125,8 @@ class HeadProblem(LossProblem):
     weight_VD: Tensor
     """All local rows, padding included; the first `vocab` are inside log Z."""
     bias_V: Tensor | None
-    rounding: torch.dtype | None
-    """Autocast dtype to which the operands of the projection are rounded, as F.linear would; else None."""
     nonfinite_mask_T: Tensor | None
     """Ignored tokens whose hidden state is not finite; they are zeroed so that no NaN reaches a gradient."""
-    tokens: TokenShard | None = None
-    """Which tokens `hidden_TD` holds, if each rank has some of them; None if this process has all."""
 
     @property
     def partial_projection(self) -> bool:
@@ -156,42 +159,37 @@ def prepare_head(
     normalizer: float | Tensor | None = None,
     weight_grad_buffer: Tensor | None = None,
     group: ProcessGroup | None = None,
-    gather_tokens: bool = False,
 ) -> HeadProblem:
     """Check the tensors against each other and the options, and flatten the leading dimensions.
 
     DTensors become this rank's plain tensors. With a `group`, `weight` and `bias` are this rank's rows, in rank order.
-    `gather_tokens` gathers hidden states that are sharded over tokens.
     """
     check_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias, "token_weight": token_weight})
-    hidden, weight, bias, target, token_weight, group, tokens = local_head(
-        hidden, weight, bias, target, token_weight, group, gather_tokens=gather_tokens
-    )
+    hidden, weight, bias, target, token_weight, group = local_head(hidden, weight, bias, target, token_weight, group)
     _check_shapes(hidden, weight, target, bias, token_weight)
     dtype = compute_dtype(hidden, weight, bias)
     if weight_grad_buffer is not None:
         _check_gradient_buffer(weight_grad_buffer, weight, dtype, options)
-    leading = tuple(hidden.shape[:-1]) if tokens is None else tokens.leading
     first_masked = None if bias is None else _first_minus_inf(bias)
     if group is None:
         shard = whole_vocabulary(check_vocab(options.valid_vocab, weight.shape[0]))
         masked = first_masked is not None and first_masked < shard.total
     else:
-        shard, masked = agree_on_shards(
-            hidden, weight, target, options, group, bias=bias, first_masked=first_masked, leading=leading
-        )
+        shard, masked = agree_on_shards(hidden, weight, target, options, group, bias=bias, first_masked=first_masked)
     targets = prepare_targets(
-        target, torch.Size(leading), shard.total, options, dtype, token_weight=token_weight, normalizer=normalizer
+        target, hidden.shape[:-1], shard.total, options, dtype, token_weight=token_weight, normalizer=normalizer
     )
     if masked:
         options.refuse_missing_mean(
             "`bias` holds -inf. Exclude those rows with `valid_vocab`, or use StandardZLoss without label smoothing."
         )
     flat_TD = hidden if hidden.dim() == 2 else hidden.reshape(-1, hidden.shape[-1])
-    nonfinite_mask_T = _nonfinite_mask(flat_TD, targets, tokens)
-    if nonfinite_mask_T is not None:
-        local_T = nonfinite_mask_T if tokens is None else nonfinite_mask_T[tokens.local]
-        flat_TD = torch.where(local_T.unsqueeze(1), 0, flat_TD)
+    nonfinite_mask_T = None
+    if not targets.all_valid:
+        mask_T = ~targets.valid_T & ~torch.isfinite(flat_TD.detach().sum(dim=1, dtype=torch.float32))
+        if not may_read(mask_T) or bool(mask_T.any()):
+            nonfinite_mask_T = mask_T
+            flat_TD = torch.where(mask_T.unsqueeze(1), 0, flat_TD)
     rounding = autocast_dtype(hidden.device.type, dtype)
     return HeadProblem(
         hidden_TD=flat_TD,
@@ -215,7 +213,6 @@ def prepare_head(
         else fp32_plan(dtype, hidden.device.type),
         options=options,
         weight_grad_buffer=weight_grad_buffer,
-        tokens=tokens,
     )
 
 
@@ -298,16 +295,6 @@ def _first_minus_inf(bias: Tensor) -> int | None:
     return int(rows[0, 0]) if rows.numel() else None
 
 
-def _nonfinite_mask(hidden_TD: Tensor, targets: Targets, tokens: TokenShard | None) -> Tensor | None:
-    if targets.all_valid:
-        return None
-    local_valid_T = targets.valid_T if tokens is None else targets.valid_T[tokens.local]
-    mask_T = ~local_valid_T & ~torch.isfinite(hidden_TD.detach().sum(dim=1, dtype=torch.float32))
-    if tokens is not None:
-        mask_T = tokens.gather(mask_T)
-    return None if may_read(mask_T) and not bool(mask_T.any()) else mask_T
-
-
 def _plan(options: HeadOptions, *, has_mu: bool, has_head: bool, has_hidden: bool) -> StatisticsPlan:
     return plan_statistics(
         options.statistics,
@@ -329,8 +316,15 @@ class LogitsProblem(LossProblem):
     """Padding columns included; the first `vocab` are inside log Z."""
     weight_VD: Tensor | None
     """The head, for the gain; it gets no gradient."""
-    tokens: TokenShard | None = None
-    """Which tokens these are, if each rank has some of them; the targets are theirs, with the weights 1/N of all."""
+    layout: TokenLayout | None = None
+    """How the tokens are divided, if each rank has some of them; the targets are theirs, with the weights 1/N of all."""
+    valid_T: Tensor
+    """Of all tokens; those of the targets, unless each rank has some of the tokens."""
+
+    @property
+    def through_source(self) -> bool:
+        """The gradient is the source itself."""
+        return True
 
 
 def prepare_logits(
@@ -348,7 +342,7 @@ def prepare_logits(
     With a `group`, `logits` and `weight` are this rank's columns and rows, in rank order.
     """
     check_tensors(logits=logits, target=target, optional={"weight": weight, "token_weight": token_weight})
-    logits, weight, target, token_weight, group, tokens = local_logits(logits, weight, target, token_weight, group)
+    logits, weight, target, token_weight, group, layout = local_logits(logits, weight, target, token_weight, group)
     if logits.dim() < 1 or not logits.is_floating_point():
         raise ShapeError(
             f"`logits` is expected to be a float tensor [..., V], but got {logits.dtype} {list(logits.shape)}."
@@ -368,14 +362,15 @@ def prepare_logits(
     else:
         shard, _ = agree_on_shards(logits, logits, target, options, group, dim=-1)
     dtype = compute_dtype(logits, weight)
-    leading = logits.shape[:-1] if tokens is None else torch.Size(tokens.leading)
+    leading = logits.shape[:-1] if layout is None else layout.leading
     targets = prepare_targets(
         target, leading, shard.total, options, dtype, token_weight=token_weight, normalizer=normalizer
     )
-    if tokens is not None:
-        agree_on_tokens(target, options, tokens.group)
-        local_T = {name: getattr(targets, name)[tokens.local] for name in ("index_T", "valid_T", "weight_T")}
-        targets = replace(targets, **local_T)
+    valid_T = targets.valid_T
+    if layout is not None:
+        agree_on_tokens(target, options, layout.group)
+        index_T, local_valid_T, weight_T = (layout.local(x) for x in (targets.index_T, valid_T, targets.weight_T))
+        targets = replace(targets, index_T=index_T, valid_T=local_valid_T, weight_T=weight_T)
     # The gradient at the logits is not a product: only the gain is, and its factors are E and W.
     products = fp32_plan(dtype, logits.device.type)
     if weight is not None and dtype == torch.float32:
@@ -384,7 +379,7 @@ def prepare_logits(
         )
     return LogitsProblem(
         # Written out because a rank may hold no column, and then -1 is ambiguous.
-        logits_TV=logits if logits.dim() == 2 else logits.reshape(logits.shape[:-1].numel(), logits.shape[-1]),
+        logits_TV=logits if logits.dim() == 2 else logits.reshape(logits.shape[:-1].numel(), rows),
         weight_VD=weight,
         targets=targets,
         shard=shard,
@@ -392,7 +387,8 @@ def prepare_logits(
         plan=_plan(options, has_mu=options.softcap is None, has_head=weight is not None, has_hidden=False),
         products=products,
         options=options,
-        tokens=tokens,
+        layout=layout,
+        valid_T=valid_T,
     )
 
 
@@ -410,7 +406,7 @@ def prepare_targets(
 
     w_t / N with N = Σ w_t over valid tokens for "mean", or the explicit global `normalizer`; 1 for "sum" and "none".
     If N = 0 (all tokens ignored, or weights that sum to 0) every weight is 0, so nothing is divided by 0. What an ignored token
-    computed stays out of the loss (`Targets.weighted`) and of the coefficients (`Coefficients.weighted`); its nonfinite values
+    computed stays out of the loss (`Targets.weighted`) and of the coefficients (`TokenLoss.weighted`); its nonfinite values
     are replaced in the hidden states (`prepare_head`) and in E (`TorchRows.statistics`). The head itself has to be finite.
     """
     if target.is_floating_point() and target.dim() == len(leading) + 1:

@@ -18,117 +18,43 @@ Axes: T tokens, C tokens of a chunk, V vocabulary, D width, B buffers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from zloss.errors import DoubleBackwardError, InputError
-from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, LossProblem, check_mean, check_rows
-from zloss.head.products import HeadGradients, HeadProducts, product_exp
+from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, LossProblem, Targets, check_mean, check_rows
+from zloss.head.options import chunk_bounds
+from zloss.head.products import HeadGradients, HeadProducts, ProductPlan, fp32_plan, product_exp
 from zloss.head.rows import (
+    RowNeeds,
     RowPass,
     RowSums,
     RowWork,
     TorchRows,
     chunk_stats,
-    empty_narrow,
     empty_rows,
     mean_energy,
-    row_pass,
     softcap_slope,
+    statistics_of_no_rows,
 )
-from zloss.head.sharded import (
-    RankShare,
-    TokenChunk,
-    VocabularyShard,
-    at_tokens,
-    join_row_sums,
-    token_spans,
-    with_hidden,
-)
+from zloss.head.sharded import RankShare, VocabularyShard, join_row_sums
 from zloss.objectives import Coefficients, Part, TokenLoss, token_loss
 from zloss.statistics import TokenStats
 from zloss.tensors import without_autocast
 
 
-def chunked_head_loss(problem: HeadProblem, work: RowWork | None = None) -> LossParts:
-    """The loss in chunks, with gradient to hidden, weight and bias; `work` is by default that of PyTorch."""
-    return _chunked_loss(problem, partial(run_head_chunks, work=work))
+def chunked_loss(problem: HeadProblem | LogitsProblem, work: RowWork | None = None) -> LossParts:
+    """The loss in chunks, with gradient to hidden states, weight and bias, or to the logits, which are never overwritten.
 
-
-def chunked_logits_loss(problem: LogitsProblem) -> LossParts:
-    """The loss in chunks, with gradient to the logits, which are never overwritten."""
-    return _chunked_loss(problem, _run_logits_chunks)
-
-
-# --- autograd -----------------------------------------------------------------------------------------------------------
-
-
-class ChunkedRun:
-    """What a pass over all chunks leaves: values and statistics per token, gradients of Σ_t weight_t·ℓ_t."""
-
-    def __init__(self, problem: LossProblem) -> None:
-        self._targets, self._vocab, self._names = problem.targets, problem.shard.total, problem.plan.present
-        self._chunks: list[tuple[slice | Tensor, Tensor, Tensor, TokenStats]] = []
-        """Tokens, cross-entropy, auxiliary and statistics of every chunk; after `join` of all of them as one."""
-        self._check_rows = False
-        self.gradients: tuple[Tensor | None, ...] = ()
-        """One per operand of the loss; None if it is not wanted."""
-
-    def keep(self, chunk: Chunk) -> None:
-        """Keep the values and statistics of a chunk."""
-        cross_entropy_C, auxiliary_C = chunk.loss.cross_entropy, chunk.loss.auxiliary
-        if auxiliary_C.shape != cross_entropy_C.shape or auxiliary_C.dtype != cross_entropy_C.dtype:
-            # A registered objective may return one number for all tokens.
-            auxiliary_C = auxiliary_C.to(cross_entropy_C).expand_as(cross_entropy_C)
-        self._check_rows |= not chunk.rows.all_have_exp
-        self._chunks.append((chunk.tokens, cross_entropy_C, auxiliary_C, chunk.stats))
-
-    def join(self) -> None:
-        """The chunks as one, whose tokens are in order; called after the last chunk."""
-        if len(self._chunks) == 1 and isinstance(self._chunks[0][0], slice):
-            return
-        columns = [[ce, aux, *(getattr(stats, name) for name in self._names)] for _, ce, aux, stats in self._chunks]
-        joined = [torch.cat(parts) for parts in zip(*columns, strict=True)]
-        if not joined:
-            empty = self._targets.weight_T.new_zeros(0)
-            joined = [empty, empty, *(empty.long() if name == "predicted" else empty for name in self._names)]
-        indices = [tokens for tokens, *_ in self._chunks if isinstance(tokens, Tensor)]
-        if indices:
-            order_T = torch.cat(indices).argsort()
-            joined = [column_T[order_T] for column_T in joined]
-        cross_entropy_T, auxiliary_T, *found = joined
-        statistics = dict(zip(self._names, found, strict=True))
-        stats = TokenStats(valid=self._targets.valid_T, vocab=self._vocab, **statistics)
-        self._chunks = [(slice(None), cross_entropy_T, auxiliary_T, stats)]
-
-    def value(self) -> Tensor:
-        """The loss without its gradient."""
-        [(_, cross_entropy_T, auxiliary_T, _)] = self._chunks
-        return self._targets.reduced(cross_entropy_T + auxiliary_T)
-
-    def parts(self, loss: Tensor) -> LossParts:
-        """What a backend returns; `loss` is `value()` with its gradient."""
-        [(_, cross_entropy_T, auxiliary_T, stats)] = self._chunks
-        if self._check_rows:
-            check_rows(stats)
-        return loss, self._targets.reduced(cross_entropy_T), self._targets.reduced(auxiliary_T), stats
-
-
-Problem = TypeVar("Problem", bound=LossProblem)
-Run = Callable[[Problem, tuple[bool, ...], Tensor], ChunkedRun]
-"""(problem, which gradients are wanted, weight of every token) → one pass over all chunks."""
-
-
-def _chunked_loss(problem: Problem, run: Run[Problem]) -> LossParts:
-    """The loss as a differentiable function of its operands."""
+    `work` is by default that of PyTorch.
+    """
     operands, weight_T = problem.operands, problem.targets.weight_T
     if torch.compiler.is_compiling():
-        return _traced_loss(problem, run)
+        return _traced_loss(problem, work)
     if torch._C._are_functorch_transforms_active():
         raise InputError(
             "this backend forms its gradients itself, which the transforms of torch.func (grad, vmap, jvp, …) cannot follow: "
@@ -136,13 +62,40 @@ def _chunked_loss(problem: Problem, run: Run[Problem]) -> LossParts:
         )
     wanted = wanted_gradients(operands, grad_enabled=torch.is_grad_enabled() and problem.targets.reduction != "none")
     with torch.no_grad():
-        result = run(problem, wanted, weight_T)
+        result = run_chunks(problem, wanted, weight_T, work)
     # The operands are kept by autograd itself, where checkpointing and version checks see them.
     rest = _with_own_coefficients(problem.with_operands([None] * len(operands)))
-    return result.parts(_WithGradients.apply(result, wanted, run, rest, *operands))  # type: ignore[no-untyped-call]
+    return result.parts(_WithGradients.apply(result, wanted, work, rest, *operands))  # type: ignore[no-untyped-call]
 
 
-def _with_own_coefficients(problem: Problem) -> Problem:
+# --- autograd -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ChunkedRun:
+    """What a pass over all chunks leaves: values and statistics per token, gradients of Σ_t weight_t·ℓ_t."""
+
+    targets: Targets
+    cross_entropy_T: Tensor
+    auxiliary_T: Tensor
+    stats: TokenStats
+    all_have_exp: bool
+    """Every token is known to have a distribution; `check_rows` need not look."""
+    gradients: tuple[Tensor | None, ...]
+    """One per operand of the loss; None if it is not wanted."""
+
+    def value(self) -> Tensor:
+        """The loss without its gradient."""
+        return self.targets.reduced(self.cross_entropy_T + self.auxiliary_T)
+
+    def parts(self, loss: Tensor) -> LossParts:
+        """What a backend returns; `loss` is `value()` with its gradient."""
+        if not self.all_have_exp:
+            check_rows(self.stats)
+        return loss, self.targets.reduced(self.cross_entropy_T), self.targets.reduced(self.auxiliary_T), self.stats
+
+
+def _with_own_coefficients(problem: LossProblem) -> LossProblem:
     """The problem with copies of tensor coefficients: a backward pass that recomputes must find the values of the forward."""
     objective = problem.options.objective
     own = {name: coef.clone() for name, coef in objective.coefficients().items() if isinstance(coef, Tensor)}
@@ -151,7 +104,7 @@ def _with_own_coefficients(problem: Problem) -> Problem:
     return replace(problem, options=replace(problem.options, objective=replace(objective, **own)))  # type: ignore[type-var]
 
 
-def _traced_loss(problem: Problem, run: Run[Problem]) -> LossParts:
+def _traced_loss(problem: HeadProblem | LogitsProblem, work: RowWork | None) -> LossParts:
     """The same in a compiled or exported graph, where an op attaches the gradients that the pass has formed.
 
     Per-token losses are those of logits, whose gradient at a token is in proportion to its upstream gradient. What will
@@ -162,7 +115,7 @@ def _traced_loss(problem: Problem, run: Run[Problem]) -> LossParts:
     if torch.compiler.is_exporting() and torch.is_grad_enabled():
         wanted = tuple(operand is not None for operand in operands)
     with torch.no_grad():
-        result = run(problem, wanted, problem.targets.weight_T)
+        result = run_chunks(problem, wanted, problem.targets.weight_T, work)
         loss = result.value()
     for grad, operand in zip(result.gradients, operands, strict=True):
         if grad is not None and operand is not None:
@@ -202,8 +155,8 @@ class _WithGradients(torch.autograd.Function):
         ctx: Any,
         result: ChunkedRun,
         wanted: tuple[bool, ...],
-        run: Run[Any],
-        problem: LossProblem,
+        work: RowWork | None,
+        problem: HeadProblem | LogitsProblem,
         *operands: Tensor | None,
     ) -> Tensor:
         # Handed out once, so that the receiver may change them in place; a second backward recomputes them.
@@ -214,7 +167,7 @@ class _WithGradients(torch.autograd.Function):
             )
         result.gradients = ()
         ctx.save_for_backward(*operands)
-        ctx.run, ctx.problem = run, problem
+        ctx.work, ctx.problem = work, problem
         # Kept in addition, because Megatron reads attributes of the parameter, which a saved tensor need not have.
         buffer = problem.weight_grad_buffer
         ctx.megatron_weight = operands[1] if buffer is not None and _is_main_grad(buffer, operands[1]) else None
@@ -232,7 +185,8 @@ class _WithGradients(torch.autograd.Function):
             grads = [grad if grad is None or unit else grad.mul_(upstream) for grad in ctx.ready.pop()]
         else:
             problem = ctx.problem.with_operands(ctx.saved_tensors)
-            grads = list(ctx.run(problem, ctx.needs_input_grad[4:], targets.weight_T * upstream).gradients)
+            weight_T = targets.weight_T * upstream
+            grads = list(run_chunks(problem, ctx.needs_input_grad[4:], weight_T, ctx.work).gradients)
         if ctx.megatron_weight is not None:
             grads[1] = _added_to_main_grad(ctx.megatron_weight)
         return None, None, None, None, *grads
@@ -307,15 +261,14 @@ def _added_to_main_grad(weight: Any) -> Tensor | None:
     return zeros
 
 
-# --- from hidden states -------------------------------------------------------------------------------------------------
+# --- the chunks ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """The rows of a chunk with their statistics and coefficients. The buffers behind it are reused by the next one."""
 
-    tokens: slice | Tensor
-    """Positions among all tokens: a range, or an index [C] if every rank holds some of the tokens."""
+    tokens: slice
+    """Positions among all tokens."""
     index_C: Tensor
     """Targets as local rows; 0 where the target is another rank's."""
     rows: RowPass
@@ -327,18 +280,8 @@ class Chunk:
     loss: TokenLoss
     counted_C: Tensor | None
     """Which tokens count; None if all do."""
-
-    def weighted(self, weight_T: Tensor, part: Part = "total") -> Coefficients:
-        """The coefficients of E and onehot(y), weighted by `weight_T` (reduction and upstream gradient)."""
-        return self.loss.weighted(at_tokens(weight_T, self.tokens), self.counted_C, self.sums.sum_C, part)
-
-
-@dataclass(frozen=True)
-class HeadChunk(Chunk):
-    """A chunk of logits that came from hidden states and the head."""
-
-    hidden_CD: Tensor
-    """s·u: the logit scale s is on the hidden states, which are narrower than the logits."""
+    hidden_CD: Tensor | None
+    """s·u: the logit scale s is on the hidden states, which are narrower than the logits. None for given logits."""
     target_slope_C: Tensor | None
     """Slope of the softcap at the target; None without a softcap."""
     projected_CD: Tensor | None
@@ -347,110 +290,183 @@ class HeadChunk(Chunk):
     """W[y], where a sum over ranks was needed to have it on each."""
     mean_row_D: Tensor | None
     """w̄."""
-    token_chunk: TokenChunk | None
-    """Which rank has which tokens, if every rank holds some of them."""
+
+    def weighted(self, weight_T: Tensor, part: Part = "total") -> Coefficients:
+        """The coefficients of E and onehot(y), weighted by `weight_T` (reduction and upstream gradient)."""
+        return self.loss.weighted(at_tokens(weight_T, self.tokens), self.counted_C, self.sums.sum_C, part)
 
 
-def run_head_chunks(
-    problem: HeadProblem, wanted: tuple[bool, ...], weight_T: Tensor, work: RowWork | None = None
+def at_tokens(x_T: Tensor, tokens: slice) -> Tensor:
+    """The rows of x that belong to a chunk; x itself if those are all."""
+    return x_T if tokens.start == 0 and tokens.stop == x_T.shape[0] else x_T[tokens]
+
+
+def run_chunks(
+    problem: HeadProblem | LogitsProblem, wanted: tuple[bool, ...], weight_T: Tensor, work: RowWork | None = None
 ) -> ChunkedRun:
-    """One pass: values, statistics, and the wanted gradients (hidden, weight, bias) of Σ_t weight_t·(CE_t + aux_t)."""
-    run = ChunkedRun(problem)
+    """One pass: values, statistics, and the wanted gradients, one per operand, of Σ_t weight_t·(CE_t + aux_t)."""
+    through_source, scale = problem.through_source, problem.options.logit_scale
+    kept: list[tuple[Tensor, Tensor, TokenStats]] = []
+    all_have_exp = True
     # Operands are already rounded to the autocast dtype; from there on nothing may be rounded again.
     with without_autocast(problem.products.device_type):
-        head, through_source = HeadProducts.of(problem), problem.through_source
         if work is None:
-            work = TorchRows(problem.options.softcap, plan=problem.products, keep_slope=through_source and any(wanted))
-        gradients = HeadGradients(problem, head, wanted, weight_T) if any(wanted) else None
-        chunk: HeadChunk | None = None
-        for chunk in head_chunks(problem, back_projection=wanted[0] and not through_source, work=work, head=head):
-            run.keep(chunk)
-            if gradients is not None and through_source:
+            work = TorchRows(problem.options.softcap, plan=row_plan(problem), keep_slope=through_source and any(wanted))
+        head = head_products(problem)
+        gradients = grad_TV = None
+        if isinstance(problem, LogitsProblem):
+            grad_TV = torch.zeros_like(problem.logits_TV) if wanted[0] else None
+        elif any(wanted):
+            assert head is not None
+            gradients = HeadGradients(problem, head, wanted, weight_T)
+        back_projection = gradients is not None and wanted[0] and not through_source
+        chunk: Chunk | None = None
+        for chunk in chunks(problem, back_projection=back_projection, work=work, head=head):
+            cross_entropy_C, auxiliary_C = chunk.loss.cross_entropy, chunk.loss.auxiliary
+            if auxiliary_C.shape != cross_entropy_C.shape or auxiliary_C.dtype != cross_entropy_C.dtype:
+                # A registered objective may return one number for all tokens.
+                auxiliary_C = auxiliary_C.to(cross_entropy_C).expand_as(cross_entropy_C)
+            all_have_exp &= chunk.rows.all_have_exp
+            kept.append((cross_entropy_C, auxiliary_C, chunk.stats))
+            if through_source and (gradients is not None or grad_TV is not None):
                 source_CV = chunk_source(work, problem.shard, chunk, chunk.weighted(weight_T), through_softcap=True)
-                gradients.add_source(chunk, source_CV)
+                if gradients is not None:
+                    gradients.add_source(chunk, source_CV)
+                elif grad_TV is not None:
+                    grad_TV[chunk.tokens, : problem.vocab] = source_CV if scale == 1 else source_CV.mul_(scale)
             elif gradients is not None:
                 gradients.add(chunk)
-        run.join()
         del chunk  # frees the V-wide buffers before a gradient is copied to 16 bits
-        run.gradients = (None, None, None) if gradients is None else gradients.finish()
-    return run
+        formed: tuple[Tensor | None, ...] = (grad_TV, None, None)[: len(wanted)]
+        if gradients is not None:
+            formed = gradients.finish()
+    return ChunkedRun(problem.targets, *_joined(problem, kept), all_have_exp, formed)
 
 
-def head_chunks(
-    problem: HeadProblem, *, back_projection: bool, work: RowWork | None = None, head: HeadProducts | None = None
-) -> Iterator[HeadChunk]:
+def _joined(problem: LossProblem, kept: list[tuple[Tensor, Tensor, TokenStats]]) -> tuple[Tensor, Tensor, TokenStats]:
+    """Cross-entropy, auxiliary and statistics of all tokens, from those of every chunk."""
+    if len(kept) == 1:
+        return kept[0]
+    names = problem.plan.present
+    if not kept:
+        empty = problem.targets.weight_T.new_zeros(0)
+        columns = [empty, empty, *(empty.long() if name == "predicted" else empty for name in names)]
+    else:
+        parts = zip(*([ce, aux, *(getattr(stats, name) for name in names)] for ce, aux, stats in kept), strict=True)
+        columns = [torch.cat(part) for part in parts]
+    stats = TokenStats(
+        valid=problem.targets.valid_T, vocab=problem.shard.total, **dict(zip(names, columns[2:], strict=True))
+    )
+    return columns[0], columns[1], stats
+
+
+def row_plan(problem: HeadProblem | LogitsProblem) -> ProductPlan:
+    """How the rows store E: as the products take it, and in full precision where the source is formed from it."""
+    return fp32_plan(problem.dtype) if isinstance(problem, LogitsProblem) else problem.products
+
+
+def head_products(problem: HeadProblem | LogitsProblem) -> HeadProducts | None:
+    """The head in the problem's products; None if there is none, or given logits do not need it."""
+    weight_VD, vocab = problem.weight_VD, problem.vocab
+    if weight_VD is None or (isinstance(problem, LogitsProblem) and not problem.plan.gain):
+        return None
+    inside_VD = weight_VD if weight_VD.shape[0] == vocab else weight_VD[:vocab]
+    return HeadProducts(inside_VD, problem.dtype, problem.rounding, problem.products)
+
+
+def chunks(
+    problem: HeadProblem | LogitsProblem,
+    *,
+    back_projection: bool,
+    work: RowWork | None = None,
+    head: HeadProducts | None = None,
+) -> Iterator[Chunk]:
     """Statistics and coefficients chunk by chunk; the V-wide buffers are reused, so use a chunk before the next.
 
     E W is formed if `back_projection` requests it or the plan has the gain.
     """
     options, targets, shard = problem.options, problem.targets, problem.shard
     plan, products, scale = problem.plan, problem.products, options.logit_scale
-    work = TorchRows(options.softcap, plan=products) if work is None else work
-    head = HeadProducts.of(problem) if head is None else head
-    bias_V = problem.scaled_bias()
-    mean_row_D = mean_bias = None
-    if plan.mu and bias_V is None:
-        mean_row_D = shard.mean(head.mean())
-    elif plan.mu and bias_V is not None:
-        means = shard.mean(torch.cat([head.mean(), bias_V.mean(dim=0, keepdim=True)]))
-        mean_row_D, mean_bias = means[:-1], means[-1]
-    # The entropy comes from E W, except if there is no mean, if a bias meets a 16-bit E (E·b would lose digits), or on a
-    # shard (E W covers local rows only): then it takes a pass over E.
-    drop = plan.entropy and (not plan.mu or (bias_V is not None and products.narrow) or not shard.whole)
+    work = TorchRows(options.softcap, plan=row_plan(problem)) if work is None else work
+    head = head_products(problem) if head is None else head
+    bias_V = mean_row_D = mean_bias = None
+    if isinstance(problem, HeadProblem):
+        bias_V = problem.scaled_bias()
+        like, needs_mean_row, needs_mean = problem.hidden_TD, plan.mu, plan.mu_residual or problem.through_source
+        # The entropy comes from E W, except if there is no mean, if a bias meets a 16-bit E (E·b would lose digits), or on
+        # a shard (E W covers local rows only): then it takes a pass over E.
+        drop = plan.entropy and (not plan.mu or (bias_V is not None and products.narrow) or not shard.whole)
+    else:
+        like, needs_mean_row, needs_mean = problem.logits_TV, plan.gain_centered, plan.mu or options.uses_mean
+        drop = plan.entropy
+    if head is not None and needs_mean_row:
+        if bias_V is None:
+            mean_row_D = shard.mean(head.mean())
+        else:
+            means = shard.mean(torch.cat([head.mean(), bias_V.mean(dim=0, keepdim=True)]))
+            mean_row_D, mean_bias = means[:-1], means[-1]
 
+    needs = RowNeeds(norm=plan.p_norm, mean=needs_mean, drop=drop, argmax=plan.predicted)
+    row_statistics = work.statistics if shard.rows else statistics_of_no_rows
     token_bytes = shard.widest * (work.buffers * problem.dtype.itemsize + 2 * products.narrow)
-    bounds = options.chunk_bounds(targets.index_T.shape[0], token_bytes, products.device_type)
-    spans = token_spans(problem.tokens, bounds)
-    longest = spans[0][1] if spans else 0
-    buffers_BCV = empty_rows(work.buffers, longest, problem.vocab, problem.dtype, products, problem.hidden_TD)
-    narrow_CV = empty_narrow(products, longest, problem.vocab, problem.hidden_TD)
+    bounds = chunk_bounds(
+        targets.index_T.shape[0],
+        token_bytes,
+        options.chunk_size,
+        device_type=products.device_type,
+        memory_budget=options.memory_budget,
+    )
+    longest = bounds[0][1] if bounds else 0
+    buffers_BCV = empty_rows(work.buffers, longest, shard.rows, problem.dtype, products, like)
+    narrow_CV = empty_rows(1, longest, shard.rows, products.factor, products, like)[0] if products.narrow else None
 
-    for (tokens, length, token_chunk), operand_CD in with_hidden(spans, problem.hidden_TD.detach()):
+    for start, stop in bounds:
+        tokens, length = slice(start, stop), stop - start
         index_C, has_target_C = shard.local_targets(at_tokens(targets.index_T, tokens))
+        valid_C = at_tokens(targets.valid_T, tokens)
         chunk_BCV = buffers_BCV if length == longest else buffers_BCV[:, :length]
+        chunk_narrow_CV = None if narrow_CV is None else narrow_CV[:length]
 
         # Product 1, h Wᵀ: the logits s(W u + b), in the first buffer. The row pass then overwrites them with E.
-        z_CV = chunk_BCV[0]
-        if problem.rounding is not None:
-            operand_CD = operand_CD.to(problem.rounding)
-        hidden_CD = operand_CD.to(problem.dtype)
-        if scale != 1:
-            hidden_CD = hidden_CD * scale
-        head.logits_(operand_CD if products.takes_16_bit else hidden_CD, z_CV)
-        if products.takes_16_bit and scale != 1:
-            z_CV.mul_(scale)
-        if bias_V is not None:
-            z_CV.add_(bias_V)
-        rows = row_pass(
-            work,
-            chunk_BCV,
-            None if narrow_CV is None else narrow_CV[:length],
-            index_C,
-            norm=plan.p_norm,
-            mean=plan.mu_residual or problem.through_source,
-            drop=drop,
-            argmax=plan.predicted,
-        )
-        sums, share = join_row_sums(shard, rows.sums, has_target_C, drop=drop, argmax=plan.predicted)
+        z_CV, hidden_CD = chunk_BCV[0], None
+        if isinstance(problem, HeadProblem):
+            assert head is not None
+            operand_CD = at_tokens(problem.hidden_TD.detach(), tokens)
+            if problem.rounding is not None:
+                operand_CD = operand_CD.to(problem.rounding)
+            hidden_CD = operand_CD.to(problem.dtype)
+            if scale != 1:
+                hidden_CD = hidden_CD * scale
+            head.logits_(operand_CD if products.takes_16_bit else hidden_CD, z_CV)
+            if products.takes_16_bit and scale != 1:
+                z_CV.mul_(scale)
+            if bias_V is not None:
+                z_CV.add_(bias_V)
+        else:
+            z_CV.copy_(problem.logits_TV.detach()[tokens, : shard.rows])
+            if scale != 1:
+                z_CV.mul_(scale)
+        rows = row_statistics(chunk_BCV, chunk_narrow_CV if work.plan.narrow else None, index_C, needs)
+        sums, share = join_row_sums(shard, rows.sums, has_target_C, argmax=plan.predicted)
 
         # Product 2, E W = S·Wᵀp: for the gain and for dh. Product 3, Eᵀ(s∘h), is that of dW (`HeadGradients`).
         projected_CD = target_rows_CD = None
-        if back_projection or plan.gain:
-            projected_CD = head.back_project(rows.e_CV)
-            if not shard.whole and not problem.partial_projection:
+        if head is not None and (back_projection or plan.gain):
+            e_CV = rows.e_CV if hidden_CD is not None else product_exp(rows.e_CV, products, chunk_narrow_CV)
+            projected_CD = head.back_project(e_CV)
+            if not shard.whole and (plan.gain or hidden_CD is None):
                 projected_CD, target_rows_CD = _sum_over_ranks(
                     shard, head, share, projected_CD, index_C, with_target_rows=back_projection
                 )
 
-        mu_C = energy_C = None  # μ = w̄·u + b̄ is from the means of the head and not from the logits
-        if mean_row_D is not None:
+        # From hidden states μ = w̄·u + b̄ comes from the means of the head and not from the logits.
+        mu_C, energy_C = sums.mean_logit_C if hidden_CD is None else None, None
+        if hidden_CD is not None and mean_row_D is not None:
             mu_C = hidden_CD @ mean_row_D
             mu_C = mu_C if mean_bias is None else mu_C + mean_bias
-        if plan.entropy and sums.drop_C is None:  # the Triton kernels always have it
-            assert projected_CD is not None
-            assert mean_row_D is not None
-            energy_C = mean_energy(sums.sum_C, rows.e_CV, hidden_CD, projected_CD, mean_row_D, bias_V, mean_bias)
-        valid_C = at_tokens(targets.valid_T, tokens)
+            if plan.entropy and sums.drop_C is None:  # the Triton kernels always have it
+                assert projected_CD is not None
+                energy_C = mean_energy(sums.sum_C, rows.e_CV, hidden_CD, projected_CD, mean_row_D, bias_V, mean_bias)
         stats = chunk_stats(
             plan,
             sums,
@@ -463,9 +479,11 @@ def head_chunks(
             mean_row_D=mean_row_D,
             logit_scale=scale,
         )
+        if hidden_CD is None:
+            check_mean(sums.mean_logit_C, valid_C, options)
         # Under softcap the mean is not a coordinate and stays out of the record, but label smoothing uses it.
         smoothed = replace(stats, mu=sums.mean_logit_C) if problem.through_source else stats
-        yield HeadChunk(
+        yield Chunk(
             tokens=tokens,
             index_C=index_C,
             rows=rows,
@@ -479,7 +497,6 @@ def head_chunks(
             projected_CD=projected_CD,
             target_rows_CD=target_rows_CD,
             mean_row_D=mean_row_D,
-            token_chunk=token_chunk,
         )
 
 
@@ -501,74 +518,6 @@ def _sum_over_ranks(
         picked_CD = torch.where(share.has_target_C.unsqueeze(1), head.select(index_C), picked_CD)
     both_CX = shard.sum_(torch.cat([local_CD, picked_CD], dim=1))
     return both_CX[:, :width].contiguous(), both_CX[:, width:]
-
-
-# --- from logits --------------------------------------------------------------------------------------------------------
-
-
-def _run_logits_chunks(problem: LogitsProblem, wanted: tuple[bool, ...], weight_T: Tensor) -> ChunkedRun:
-    """One pass: values, statistics, and the gradient of Σ_t weight_t·(CE_t + aux_t) in the dtype of the logits."""
-    options, targets, shard, plan = problem.options, problem.targets, problem.shard, problem.plan
-    run, work = ChunkedRun(problem), TorchRows(options.softcap, keep_slope=wanted[0])
-    logits_TV, vocab, scale = problem.logits_TV.detach(), problem.vocab, options.logit_scale
-    grad_TV = torch.zeros_like(logits_TV) if wanted[0] else None
-    token_bytes = shard.widest * problem.dtype.itemsize * work.buffers
-    bounds = options.chunk_bounds(logits_TV.shape[0], token_bytes, problem.products.device_type)
-    longest = bounds[0][1] if bounds else 0
-    buffers_BCV = logits_TV.new_empty((work.buffers, longest, vocab), dtype=problem.dtype)
-    with without_autocast(logits_TV.device.type):
-        head = mean_row_D = projected_CD = None
-        if problem.weight_VD is not None and plan.gain:
-            head = HeadProducts(problem.weight_VD[:vocab], problem.dtype, None, problem.products)
-            mean_row_D = shard.mean(head.mean()) if plan.gain_centered else None
-        for start, stop in bounds:
-            tokens = slice(start, stop)
-            valid_C = at_tokens(targets.valid_T, tokens)
-            index_C, has_target_C = shard.local_targets(at_tokens(targets.index_T, tokens))
-            # Rows are copied to a buffer, which is reused: the caller's logits are never overwritten.
-            z_CV = buffers_BCV[0, : stop - start].copy_(logits_TV[tokens, :vocab])
-            if scale != 1:
-                z_CV.mul_(scale)
-            rows = row_pass(
-                work,
-                buffers_BCV[:, : stop - start],
-                None,
-                index_C,
-                norm=plan.p_norm,
-                mean=plan.mu or options.uses_mean,
-                drop=plan.entropy,
-                argmax=plan.predicted,
-            )
-            sums, share = join_row_sums(shard, rows.sums, has_target_C, drop=plan.entropy, argmax=plan.predicted)
-            if head is not None:
-                projected_CD = head.back_project(product_exp(rows.e_CV, problem.products))
-                if not shard.whole:
-                    projected_CD = shard.sum_(share.scaled(projected_CD))
-            mean_C = sums.mean_logit_C
-            stats = chunk_stats(
-                plan,
-                sums,
-                valid_C,
-                shard.total,
-                all_valid=targets.all_valid,
-                mu_C=mean_C,
-                projected_CD=projected_CD,
-                mean_row_D=mean_row_D,
-                logit_scale=scale,
-            )
-            check_mean(mean_C, valid_C, options)
-            # Under softcap the mean is not a coordinate and stays out of the record, but label smoothing uses it.
-            loss = token_loss(replace(stats, mu=mean_C), options.objective, options.label_smoothing)
-            counted_C = None if targets.all_valid else valid_C
-            chunk = Chunk(tokens, index_C, rows, sums, share, stats, loss, counted_C)
-            run.keep(chunk)
-            if grad_TV is not None:
-                weighted = chunk.weighted(weight_T)
-                grad_CV = chunk_source(work, shard, chunk, weighted, through_softcap=True)
-                grad_TV[tokens, :vocab] = grad_CV if scale == 1 else grad_CV.mul_(scale)
-    run.join()
-    run.gradients = (grad_TV,)
-    return run
 
 
 def chunk_source(

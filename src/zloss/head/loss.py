@@ -21,15 +21,17 @@ from torch.distributed import ProcessGroup
 from zloss.distributed import is_dtensor
 from zloss.head.arguments import (
     DenominatorName,
+    HeadProblem,
+    LogitsProblem,
     LossParts,
     Targets,
     prepare_head,
     prepare_logits,
 )
-from zloss.head.chunked import chunked_head_loss, chunked_logits_loss
-from zloss.head.options import HeadKeywords, HeadOptions, prefers_triton, resolve_backend, shows_options
-from zloss.head.reference import dense_head_loss, dense_logits_loss
-from zloss.head.sharded import SumOverTokens, TokenShard
+from zloss.head.chunked import chunked_loss
+from zloss.head.options import ChosenBackend, HeadKeywords, HeadOptions, prefers_triton, resolve_backend, shows_options
+from zloss.head.reference import dense_loss
+from zloss.head.sharded import TokenLayout
 from zloss.objectives import Objective
 from zloss.statistics import TokenStats
 from zloss.tensors import compute_dtype
@@ -186,15 +188,9 @@ def _compute_head_loss(
         group=group,
     )
     backend = resolve_backend(options.backend, hidden.device, problem.dtype)
-    if backend == "dense" or (options.reduction == "none" and torch.compiler.is_compiling()):
-        parts = dense_head_loss(problem)
-    elif backend == "triton":
-        from zloss.head.triton import triton_head_loss
-
-        parts = triton_head_loss(problem)
-    else:
-        parts = chunked_head_loss(problem)
-    loss, cross_entropy, auxiliary, stats = parts
+    if options.reduction == "none" and torch.compiler.is_compiling():
+        backend = "dense"
+    loss, cross_entropy, auxiliary, stats = _parts(problem, backend)
     if problem.nonfinite_mask_T is not None:
         stats = replace(stats, row_max=stats.row_max.masked_fill(problem.nonfinite_mask_T, torch.nan))
     return _output(problem.targets, loss, cross_entropy, auxiliary, stats)
@@ -215,27 +211,35 @@ def _compute_logits_loss(
     # The row ops of Triton form the gradient of whole rows; a rank's columns go through the chunks on any device.
     whole = problem.shard.whole
     backend = resolve_backend(options.backend, logits.device, problem.dtype) if whole else "chunked"
-    if backend == "dense":
-        parts = dense_logits_loss(problem)
-    elif backend == "triton":
-        from zloss.head.triton import triton_logits_loss
-
-        parts = triton_logits_loss(problem)
-    else:
-        parts = chunked_logits_loss(problem)
-    if problem.tokens is not None:
-        parts = _of_all_tokens(problem.tokens, *parts)
+    parts = _parts(problem, backend)
+    if problem.layout is not None:
+        parts = _of_all_tokens(problem, problem.layout, *parts)
     return _output(problem.targets, *parts)
 
 
+def _parts(problem: HeadProblem | LogitsProblem, backend: ChosenBackend) -> LossParts:
+    """What a backend makes of the problem."""
+    if backend == "dense":
+        return dense_loss(problem)
+    if backend == "triton":
+        from zloss.head.triton import triton_loss
+
+        return triton_loss(problem)
+    return chunked_loss(problem)
+
+
 def _of_all_tokens(
-    tokens: TokenShard, loss: Tensor, cross_entropy: Tensor, auxiliary: Tensor, stats: TokenStats
+    problem: LogitsProblem,
+    layout: TokenLayout,
+    loss: Tensor,
+    cross_entropy: Tensor,
+    auxiliary: Tensor,
+    stats: TokenStats,
 ) -> LossParts:
     """The parts of a backend for the tokens of all ranks, from those of the local tokens."""
-    whole, ce, aux = (SumOverTokens.apply(part, tokens) for part in (loss, cross_entropy, auxiliary))  # type: ignore[no-untyped-call]
-    columns = {field.name: getattr(stats, field.name) for field in fields(stats)}
-    gathered: dict[str, Any] = {name: tokens.gather(x) for name, x in columns.items() if isinstance(x, Tensor)}
-    return whole, ce, aux, replace(stats, **gathered)
+    join = layout.gather if loss.dim() else layout.sum
+    gathered: dict[str, Any] = {name: layout.gather(getattr(stats, name)) for name in problem.plan.present}
+    return join(loss), join(cross_entropy), join(auxiliary), replace(stats, valid=problem.valid_T, **gathered)
 
 
 def _output(

@@ -110,12 +110,6 @@ class HeadOptions:
                 "Use StandardZLoss or GainAwareZLoss with softcap."
             )
 
-    def chunk_bounds(self, tokens: int, token_bytes: int, device_type: str) -> list[tuple[int, int]]:
-        """Token ranges of the chunks; `token_bytes` is the size of the V-wide buffers of one token."""
-        return chunk_bounds(
-            tokens, token_bytes, self.chunk_size, device_type=device_type, memory_budget=self.memory_budget
-        )
-
     @property
     def uses_mean(self) -> bool:
         """Whether the loss itself uses the mean logit."""

@@ -21,9 +21,9 @@ Axes: T tokens, C tokens of a chunk, V vocabulary, D width; M, N rows and column
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from zloss.objectives import Coefficients
 
 if TYPE_CHECKING:
     from zloss.head.arguments import HeadProblem
-    from zloss.head.chunked import HeadChunk
+    from zloss.head.chunked import Chunk
 
 Kind = Literal["operand", "fp32"]
 Version = tuple[int, int]
@@ -168,12 +168,6 @@ class HeadProducts:
         self._copy_VD: Tensor | None = None
         """That copy, once it was needed. A plain attribute: torch.compile does not enter the lock of a cached_property."""
 
-    @classmethod
-    def of(cls, problem: HeadProblem) -> HeadProducts:
-        weight_VD, vocab = problem.weight_VD, problem.vocab
-        inside_VD = weight_VD if weight_VD.shape[0] == vocab else weight_VD[:vocab]
-        return cls(inside_VD, problem.dtype, problem.rounding, problem.products)
-
     def logits_(self, hidden_CD: Tensor, out_CV: Tensor) -> None:
         """out = h Wᵀ, for h in compute precision, or in 16 bits where the device takes that."""
         if hidden_CD.dtype != self._dtype:
@@ -233,7 +227,7 @@ class HeadProducts:
         return total_D / self.vocab
 
     def _blocks(self) -> Iterator[slice]:
-        step = max(1, self.vocab) if self._whole else max(1, _BLOCK_BYTES // max(1, self.width * self._dtype.itemsize))
+        step = max(1, self.vocab) if self._whole else max(1, _BLOCK_BYTES // (self.width * self._dtype.itemsize))
         for start in range(0, self.vocab, step):
             yield slice(start, min(start + step, self.vocab))
 
@@ -323,28 +317,24 @@ class HeadGradients:
 
     def __init__(self, problem: HeadProblem, head: HeadProducts, wanted: tuple[bool, ...], weight_T: Tensor) -> None:
         self._problem, self._head, self._plan, self._weight_T = problem, head, problem.products, weight_T
-        hidden, weight, bias = wanted
+        self._wants_hidden, wants_weight, wants_bias = wanted
         self._unit: Tensor | None = None
         self._bias_unit: Tensor | None = None
         """Powers of two by which s∘h and s are multiplied in fp16, one for all chunks: fp16 has a narrow range and s∘h is
         small, because w is 1/tokens and S up to V."""
         if self._plan.narrow and weight_T.numel():
-            local_TD, largest_w = problem.hidden_TD.detach().abs(), weight_T.detach().abs().amax()
-            largest_h = local_TD.amax() if local_TD.numel() else local_TD.new_zeros(())
-            if problem.tokens is not None:  # this rank has some of the tokens, and the unit is that of all
-                problem.shard.max_(largest_h)
-            scaled_h = largest_h.float() * abs(problem.options.logit_scale)
-            self._unit = _power_of_two(largest_w * scaled_h, _FACTOR_EXPONENT)
+            largest_w = weight_T.detach().abs().amax()
+            largest_h = problem.hidden_TD.detach().abs().amax().float() * abs(problem.options.logit_scale)
+            self._unit = _power_of_two(largest_w * largest_h, _FACTOR_EXPONENT)
             self._bias_unit = _power_of_two(largest_w, _FACTOR_EXPONENT)
-        dtype, device, shape_VD = problem.dtype, problem.hidden_TD.device, problem.weight_VD.shape
-        self._wants_hidden = hidden
+        shape_VD, dtype, device = problem.weight_VD.shape, problem.dtype, problem.hidden_TD.device
         self._hidden_TD: Tensor | None = None
         """dh; a single chunk leaves its own, otherwise it is allocated with the first."""
-        self._bias_V = torch.zeros(shape_VD[0], dtype=dtype, device=device) if bias else None
+        self._bias_V = torch.zeros(shape_VD[0], dtype=dtype, device=device) if wants_bias else None
         self._weight_VD: Tensor | None = None
         self._empty = problem.weight_grad_buffer is None
         """Whether nothing was added to dW yet; memory of our own starts uninitialised."""
-        if weight:
+        if wants_weight:
             self._weight_VD = problem.weight_grad_buffer
             if self._weight_VD is None:
                 self._weight_VD = torch.empty(shape_VD, dtype=dtype, device=device)
@@ -354,13 +344,14 @@ class HeadGradients:
         """Σ_t g_t u_t."""
         self._uniform: Tensor | None = None
         """Σ_t g_t."""
-        self._pending: list[Callable[[], object]] = []
-        """What waits for the sums of dh over ranks that are under way."""
+        self._pending: list[Any] = []
+        """The sums of dh over ranks that are under way."""
 
-    def add(self, chunk: HeadChunk) -> None:
+    def add(self, chunk: Chunk) -> None:
         """Add the gradients of a chunk; its E W is consumed."""
         whole = chunk.weighted(self._weight_T)
         assert whole.b is not None
+        assert chunk.hidden_CD is not None
         if chunk.target_slope_C is not None:
             b_C = whole.b * chunk.target_slope_C
             whole = replace(whole, b=b_C if chunk.counted_C is None else torch.where(chunk.counted_C, b_C, 0))
@@ -370,7 +361,7 @@ class HeadGradients:
             self._add_hidden(chunk, whole, local)
         if self._weight_VD is not None:
             if self._problem.vocab:
-                self._add_weight(chunk, local.a, local.b, self._weight_VD[: self._problem.vocab])
+                self._add_weight(chunk, chunk.hidden_CD, local.a, local.b, self._weight_VD[: self._problem.vocab])
             self._empty = False
             if local.g is not None:
                 uniform_D = local.g @ chunk.hidden_CD
@@ -383,77 +374,55 @@ class HeadGradients:
                 uniform = local.g.sum()
                 self._uniform = uniform if self._uniform is None else self._uniform + uniform
 
-    def add_source(self, chunk: HeadChunk, source_CV: Tensor) -> None:
+    def add_source(self, chunk: Chunk, source_CV: Tensor) -> None:
         """Add the gradients of a chunk from its source δ [C, V] at the logits before any softcap: δW, δᵀh and Σ_t δ_t."""
         inside = slice(self._problem.vocab)
         if self._wants_hidden:
-            grad_CD = self._head.back_project(source_CV)
-            self._place_hidden(chunk, grad_CD, partial=not self._problem.shard.whole)
+            self._place_hidden(chunk.tokens, self._head.back_project(source_CV), partial=not self._problem.shard.whole)
         if self._weight_VD is not None:
+            assert chunk.hidden_CD is not None
             self._head.add_outer_(self._weight_VD[inside], source_CV, chunk.hidden_CD, first=self._empty)
             self._empty = False
         if self._bias_V is not None:
             self._bias_V[inside] += source_CV.sum(dim=0)
 
-    def _add_hidden(self, chunk: HeadChunk, whole: Coefficients, local: Coefficients) -> None:
-        """Add dh of a chunk, from the coefficients of the whole vocabulary or those of the local rows."""
-        shard, partial = self._problem.shard, self._problem.partial_projection
-        if not partial:
-            coefficients = whole
-        else:  # the first rank adds the term along w̄, which every rank knows
-            first_rank = shard.group is not None and shard.group.rank() == 0
-            coefficients = local if first_rank else replace(local, g=None)
-        self._place_hidden(chunk, self._hidden_gradient(chunk, coefficients), partial=partial)
+    def _add_hidden(self, chunk: Chunk, whole: Coefficients, local: Coefficients) -> None:
+        """a·E W − b·W[y] − g·w̄, with the coefficients of the whole vocabulary, or of the local rows if E W is theirs."""
+        partial, group = self._problem.partial_projection, self._problem.shard.group
+        a_C, b_C, g_C = (local.a, local.b, local.g) if partial else (whole.a, whole.b, whole.g)
+        assert chunk.projected_CD is not None
+        assert b_C is not None
+        grad_CD = chunk.projected_CD.mul_(a_C.unsqueeze(1))
+        target_rows_CD = chunk.target_rows_CD
+        if target_rows_CD is None and self._problem.vocab:
+            target_rows_CD = self._head.select(chunk.index_C)
+        if target_rows_CD is not None:
+            grad_CD.addcmul_(target_rows_CD, b_C.unsqueeze(1), value=-1)
+        # Every rank knows the term along w̄, so in a sum over ranks the first one adds it.
+        if g_C is not None and (not partial or (group is not None and group.rank() == 0)):
+            assert chunk.mean_row_D is not None  # a source along 1/V needs μ, and with μ there is w̄
+            grad_CD.addr_(g_C, chunk.mean_row_D, alpha=-1)
+        self._place_hidden(chunk.tokens, grad_CD, partial=partial)
 
-    def _place_hidden(self, chunk: HeadChunk, grad_CD: Tensor, *, partial: bool) -> None:
+    def _place_hidden(self, tokens: slice, grad_CD: Tensor, *, partial: bool) -> None:
         """Write dh of a chunk to its tokens; `partial` is a term of it, to be summed over ranks."""
-        problem, token_chunk = self._problem, chunk.token_chunk
-        if problem.shard.whole and grad_CD.shape == problem.hidden_TD.shape:
+        if grad_CD.shape == self._problem.hidden_TD.shape:
             self._hidden_TD = grad_CD
-            return
-        if self._hidden_TD is None:
-            self._hidden_TD = self._empty_hidden()
-        out_TD = self._hidden_TD
-        if not partial:
-            if token_chunk is None:
-                out_TD[chunk.tokens] = grad_CD
-            else:
-                out_TD[token_chunk.local_rows] = grad_CD[token_chunk.local_in_chunk]
-            return
-        # The sum over ranks runs in parallel with the products of this chunk's dW and of the next chunk.
-        if token_chunk is None:
-            place_CD = out_TD[chunk.tokens]
-            place_CD.copy_(grad_CD)
-            self._pending.append(problem.shard.start_sum_(place_CD).wait)
-            return
-        while self._pending:  # each of these sums has a buffer: one at a time
-            self._pending.pop()()
-        self._pending.append(token_chunk.start_scatter(grad_CD, out_TD))
+        else:
+            self._hidden_TD = self._empty_hidden() if self._hidden_TD is None else self._hidden_TD
+            self._hidden_TD[tokens] = grad_CD
+        if partial:  # the sum runs in parallel with the products of this chunk's dW and of the next chunk
+            self._pending.append(self._problem.shard.start_sum_(self._hidden_TD[tokens]))
 
     def _empty_hidden(self) -> Tensor:
         return torch.empty_like(
             self._problem.hidden_TD, dtype=self._problem.dtype, memory_format=torch.contiguous_format
         )
 
-    def _hidden_gradient(self, chunk: HeadChunk, coefficients: Coefficients) -> Tensor:
-        """a·E W − b·W[y] − g·w̄."""
-        assert chunk.projected_CD is not None
-        assert coefficients.b is not None
-        grad_CD = chunk.projected_CD.mul_(coefficients.a.unsqueeze(1))
-        target_rows_CD = chunk.target_rows_CD
-        if target_rows_CD is None and self._problem.vocab:
-            target_rows_CD = self._head.select(chunk.index_C)
-        if target_rows_CD is not None:
-            grad_CD.addcmul_(target_rows_CD, coefficients.b.unsqueeze(1), value=-1)
-        if coefficients.g is not None:
-            assert chunk.mean_row_D is not None  # a source along 1/V needs μ, and with μ there is w̄
-            grad_CD.addr_(coefficients.g, chunk.mean_row_D, alpha=-1)
-        return grad_CD
-
-    def _add_weight(self, chunk: HeadChunk, a_C: Tensor, b_C: Tensor, total_VD: Tensor) -> None:
+    def _add_weight(self, chunk: Chunk, hidden_CD: Tensor, a_C: Tensor, b_C: Tensor, total_VD: Tensor) -> None:
         """Eᵀ(a∘h) − onehotᵀ(b∘h). The weights of the tokens multiply h and not E, which is V wide."""
         e_CV, max_index_C, index_C = chunk.rows.e_CV, chunk.rows.sums.max_index_C, chunk.index_C
-        hidden_CD = chunk.hidden_CD if self._unit is None else chunk.hidden_CD * self._unit
+        hidden_CD = hidden_CD if self._unit is None else hidden_CD * self._unit
         weighted_CD = hidden_CD * a_C.unsqueeze(1)
         picked_CD = hidden_CD * b_C.unsqueeze(1)
         if not self._plan.narrow:
@@ -469,13 +438,12 @@ class HeadGradients:
             total_VD.index_add_(0, max_index_C, residue_CD)
         total_VD.index_add_(0, index_C, picked_CD, alpha=-1)
 
-    def _add_bias(self, chunk: HeadChunk, a_C: Tensor, total_V: Tensor) -> None:
+    def _add_bias(self, chunk: Chunk, a_C: Tensor, total_V: Tensor) -> None:
         """Eᵀa; in 16 bits a is divided into parts, each a column of the factor."""
-        e_CV = chunk.rows.e_CV
-        if not self._plan.narrow:
+        e_CV, unit = chunk.rows.e_CV, self._bias_unit
+        if unit is None:
             total_V.addmv_(e_CV.t(), a_C)
             return
-        unit = a_C.new_ones(()) if self._bias_unit is None else self._bias_unit
         factor_CX = torch.zeros((a_C.shape[0], _BIAS_COLUMNS), dtype=self._plan.factor, device=a_C.device)
         rest_C = a_C * unit
         for column in range(_BIAS_PARTS):
@@ -487,8 +455,8 @@ class HeadGradients:
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """(dh, dW, db) after the last chunk; no dW if it went to the caller's buffer."""
-        for wait in self._pending:
-            wait()
+        for handle in self._pending:
+            handle.wait()
         scale, shard = self._problem.options.logit_scale, self._problem.shard
         if self._bias_V is not None:
             if self._uniform is not None:
@@ -508,18 +476,16 @@ class HeadGradients:
             self._weight_VD.zero_()
         problem, unit, out_VD = self._problem, self._unit, self._weight_VD
         buffer, vocab = problem.weight_grad_buffer, problem.vocab
-        uniform_D = None if self._uniform_D is None else self._uniform_D / problem.shard.total
-        last_pass = uniform_D is not None or unit is not None
-        if last_pass and buffer is None and problem.weight_VD.dtype == torch.bfloat16:
-            out_VD = torch.empty_like(self._weight_VD, dtype=torch.bfloat16)
-        if last_pass:
+        if self._uniform_D is not None or unit is not None:
+            if buffer is None and problem.weight_VD.dtype == torch.bfloat16:
+                out_VD = torch.empty_like(self._weight_VD, dtype=torch.bfloat16)
             inside_VD, out_inside_VD = self._weight_VD[:vocab], out_VD[:vocab]
-            if unit is not None and uniform_D is not None:
-                torch.addcmul(-uniform_D, inside_VD, 1 / unit, out=out_inside_VD)
-            elif unit is not None:
-                torch.div(inside_VD, unit, out=out_inside_VD)
-            elif uniform_D is not None:
-                torch.sub(inside_VD, uniform_D, out=out_inside_VD)
+            if self._uniform_D is None:
+                torch.div(inside_VD, unit, out=out_inside_VD)  # type: ignore[arg-type]
+            elif unit is None:
+                torch.sub(inside_VD, self._uniform_D / problem.shard.total, out=out_inside_VD)
+            else:
+                torch.addcmul(-self._uniform_D / problem.shard.total, inside_VD, 1 / unit, out=out_inside_VD)
         if buffer is not None:
             return None
         if vocab < out_VD.shape[0]:

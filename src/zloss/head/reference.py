@@ -20,17 +20,13 @@ from zloss.statistics import StatisticsPlan, TokenStats
 from zloss.tensors import without_autocast
 
 
-def dense_head_loss(problem: HeadProblem) -> LossParts:
-    """The head loss from whole logits, with gradient to hidden, weight and bias."""
-    with without_autocast(problem.hidden_TD.device.type):
-        logits_TV, stats = dense_head_logits(problem)
-        return _dense_loss(_without_ignored(logits_TV, problem.targets), problem.targets, problem.options, stats)
-
-
-def dense_logits_loss(problem: LogitsProblem) -> LossParts:
-    """The loss of logits you already have, with gradient to them."""
+def dense_loss(problem: HeadProblem | LogitsProblem) -> LossParts:
+    """The loss from whole logits, with gradient to hidden, weight and bias, or to the logits."""
     options, targets = problem.options, problem.targets
-    with without_autocast(problem.logits_TV.device.type):
+    with without_autocast(problem.products.device_type):
+        if isinstance(problem, HeadProblem):
+            logits_TV, stats = dense_head_logits(problem)
+            return _dense_loss(_without_ignored(logits_TV, targets), targets, options, stats)
         inside_TV = problem.logits_TV[:, : problem.vocab].to(problem.dtype)
         with torch.no_grad():
             whole_TV = _final_logits(inside_TV, options)

@@ -9,7 +9,7 @@ Axes: C tokens of a chunk, V vocabulary, D width, B buffers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +36,15 @@ class RowSums:
     """Column of the largest logit, the first on ties."""
 
 
+class RowNeeds(NamedTuple):
+    """Which optional numbers of a row are needed."""
+
+    norm: bool
+    mean: bool
+    drop: bool
+    argmax: bool
+
+
 @dataclass(frozen=True)
 class RowPass:
     """One chunk of logits after its row sums."""
@@ -60,21 +69,8 @@ class RowWork(Protocol):
     plan: ProductPlan
     """How the products use E."""
 
-    def statistics(
-        self,
-        buffers_BCV: Tensor,
-        narrow_CV: Tensor | None,
-        index_C: Tensor,
-        *,
-        norm: bool,
-        mean: bool,
-        drop: bool,
-        argmax: bool,
-    ) -> RowPass:
-        """Softcap, row sums and E; the buffers are consumed. `narrow_CV` receives E if the products use it in 16 bits.
-
-        `norm`, `mean`, `drop`, `argmax`: which optional numbers of a row are needed.
-        """
+    def statistics(self, buffers_BCV: Tensor, narrow_CV: Tensor | None, index_C: Tensor, needs: RowNeeds) -> RowPass:
+        """Softcap, row sums and E; the buffers are consumed. `narrow_CV` receives E if the products use it in 16 bits."""
         ...
 
     def source(
@@ -100,29 +96,19 @@ class TorchRows:
         self._keep_slope = keep_slope and softcap is not None
         self.buffers = 1 + (softcap is not None) + self._keep_slope
 
-    def statistics(
-        self,
-        buffers_BCV: Tensor,
-        narrow_CV: Tensor | None,
-        index_C: Tensor,
-        *,
-        norm: bool,
-        mean: bool,
-        drop: bool,
-        argmax: bool,
-    ) -> RowPass:
+    def statistics(self, buffers_BCV: Tensor, narrow_CV: Tensor | None, index_C: Tensor, needs: RowNeeds) -> RowPass:
         z_CV = buffers_BCV[0]
         if self._softcap is not None:
             softcap_(z_CV, buffers_BCV[-1], self._softcap)
         target_logit_C = z_CV.gather(1, index_C.unsqueeze(1)).squeeze(1)
-        mean_logit_C = z_CV.mean(dim=1) if mean else None
+        mean_logit_C = z_CV.mean(dim=1) if needs.mean else None
         # One pair (m, S), which forward and backward share.
-        max_index_C = row_argmax(z_CV) if argmax or self.plan.narrow else None
+        max_index_C = row_argmax(z_CV) if needs.argmax or self.plan.narrow else None
         row_max_C = z_CV.amax(dim=1)
         z_CV.sub_(row_max_C.unsqueeze(1)).exp_()
-        sum_C, norm_C = z_CV.sum(dim=1), row_norm(z_CV) if norm else None
+        sum_C, norm_C = z_CV.sum(dim=1), row_norm(z_CV) if needs.norm else None
         # log E = z − m unless E underflowed to 0, where E·(z − m) is negligible.
-        drop_C = -torch.xlogy(z_CV, z_CV).sum(dim=1) if drop else None
+        drop_C = -torch.xlogy(z_CV, z_CV).sum(dim=1) if needs.drop else None
         sums = RowSums(row_max_C, sum_C, target_logit_C, norm_C, drop_C, mean_logit_C, max_index_C)
         e_CV, kept_CV = z_CV, None
         if self._softcap is not None:
@@ -203,31 +189,12 @@ def _all_have_exp(sum_C: Tensor) -> bool:
     return float(sum_C.min()) > 0  # NaN if one sum is; with a finite maximum no sum is above V
 
 
-def row_pass(
-    work: RowWork,
-    buffers_BCV: Tensor,
-    narrow_CV: Tensor | None,
-    index_C: Tensor,
-    *,
-    norm: bool,
-    mean: bool,
-    drop: bool,
-    argmax: bool,
-) -> RowPass:
-    """The row work on the local logits. A rank without rows has no maximum, and sums of 0."""
-    if buffers_BCV.shape[2]:
-        return work.statistics(buffers_BCV, narrow_CV, index_C, norm=norm, mean=mean, drop=drop, argmax=argmax)
+def statistics_of_no_rows(buffers_BCV: Tensor, narrow_CV: Tensor | None, index_C: Tensor, needs: RowNeeds) -> RowPass:
+    """`RowWork.statistics` on a rank that holds no row of the vocabulary: no maximum, and sums of 0."""
     empty_CV = buffers_BCV[0]
     zero_C = empty_CV.new_zeros(empty_CV.shape[0])
-    sums = RowSums(
-        torch.full_like(zero_C, -torch.inf),
-        zero_C,
-        target_logit_C=zero_C,
-        norm_C=zero_C if norm else None,
-        drop_C=zero_C if drop else None,
-        mean_logit_C=zero_C if mean else None,
-        max_index_C=zero_C.long(),
-    )
+    norm_C, drop_C, mean_C = (zero_C if wanted else None for wanted in (needs.norm, needs.drop, needs.mean))
+    sums = RowSums(torch.full_like(zero_C, -torch.inf), zero_C, zero_C, norm_C, drop_C, mean_C, zero_C.long())
     return RowPass(sums, empty_CV if narrow_CV is None else narrow_CV, empty_CV)
 
 
@@ -241,11 +208,6 @@ def empty_rows(count: int, tokens: int, vocab: int, dtype: torch.dtype, plan: Pr
         return torch.empty((count, tokens, vocab), dtype=dtype, device=like.device)
     columns = -(-vocab // _ALIGNMENT) * _ALIGNMENT
     return torch.empty((count, tokens, columns), dtype=dtype, device=like.device)[:, :, :vocab]
-
-
-def empty_narrow(plan: ProductPlan, tokens: int, vocab: int, like: Tensor) -> Tensor | None:
-    """Allocate the E of a chunk in 16 bits, [C, V]; None if it stays in compute precision."""
-    return empty_rows(1, tokens, vocab, plan.factor, plan, like)[0] if plan.narrow else None
 
 
 def chunk_stats(
@@ -266,31 +228,19 @@ def chunk_stats(
     `mean_energy_C`: Σ_i p_i (z_i − μ), if the row sums do not give the entropy by themselves. ‖Wᵀp‖/‖p‖ = ‖E W‖/‖E‖: S
     cancels. With a logit scale s the head is s·W.
     """
-    p_norm_C = gain_C = gain_centered_C = mu_residual_C = entropy_C = None
-    log_s_C = sums.sum_C.log()
-    if plan.entropy:
-        if sums.drop_C is not None:
-            entropy_C = log_s_C + sums.drop_C / sums.sum_C
-        else:
-            assert mean_energy_C is not None
-            assert mu_C is not None
-            # log Z̃ − Σ p (z − μ): the common shift is in neither term. Rounding may leave it below 0.
-            entropy_C = (log_s_C + (sums.row_max_C - mu_C) - mean_energy_C).clamp_min(0)
-    if plan.p_norm:
-        assert sums.norm_C is not None
-        p_norm_C = sums.norm_C / sums.sum_C
-    if plan.gain:
-        assert projected_CD is not None
-        assert sums.norm_C is not None
-        gain_C = _scaled(torch.linalg.vector_norm(projected_CD, dim=1), abs(logit_scale)) / sums.norm_C
-        if plan.gain_centered:
-            assert mean_row_D is not None
+    log_s_C, norm_C, head_scale = sums.sum_C.log(), sums.norm_C, abs(logit_scale)
+    gain_C = gain_centered_C = entropy_C = None
+    if plan.entropy and sums.drop_C is not None:
+        entropy_C = log_s_C + sums.drop_C / sums.sum_C
+    elif plan.entropy and mean_energy_C is not None and mu_C is not None:
+        # log Z̃ − Σ p (z − μ): the common shift is in neither term. Rounding may leave it below 0.
+        entropy_C = (log_s_C + (sums.row_max_C - mu_C) - mean_energy_C).clamp_min(0)
+    if plan.gain and projected_CD is not None and norm_C is not None:
+        gain_C = _scaled(torch.linalg.vector_norm(projected_CD, dim=1), head_scale) / norm_C
+        if plan.gain_centered and mean_row_D is not None:
             centered_CD = torch.addcmul(projected_CD, sums.sum_C.unsqueeze(1), mean_row_D, value=-1)
-            gain_centered_C = _scaled(torch.linalg.vector_norm(centered_CD, dim=1), abs(logit_scale)) / sums.norm_C
-    if plan.mu_residual:
-        assert sums.mean_logit_C is not None
-        assert mu_C is not None
-        mu_residual_C = sums.mean_logit_C - mu_C
+            gain_centered_C = _scaled(torch.linalg.vector_norm(centered_CD, dim=1), head_scale) / norm_C
+    residual = plan.mu_residual and sums.mean_logit_C is not None and mu_C is not None
     return TokenStats(
         row_max=sums.row_max_C,
         log_s=log_s_C,
@@ -298,12 +248,12 @@ def chunk_stats(
         valid=valid_C,
         vocab=vocab,
         mu=mu_C if plan.mu else None,
-        p_norm=p_norm_C,
+        p_norm=norm_C / sums.sum_C if plan.p_norm and norm_C is not None else None,
         gain=gain_C,
         gain_centered=gain_centered_C,
         entropy=entropy_C,
         predicted=sums.max_index_C if plan.predicted else None,
-        mu_residual=mu_residual_C,
+        mu_residual=sums.mean_logit_C - mu_C if residual else None,  # type: ignore[operator]
     )
 
 

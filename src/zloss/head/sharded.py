@@ -1,4 +1,4 @@
-"""Heads whose vocabulary is divided over ranks, and hidden states whose tokens are.
+"""Heads whose vocabulary is divided over ranks, and logits whose tokens are.
 
 Rank r holds the rows [start, start + rows) of W and has E_r = exp(z − m_r) with its local maximum m_r. Per chunk of tokens,
 with m = max_r m_r and the factor f_r = exp(m_r − m):
@@ -16,20 +16,22 @@ Axes: T tokens of all ranks, C tokens of a chunk, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from zloss.distributed import Shared, exchange, fingerprint, is_dtensor, tokens_fingerprint
+from zloss.distributed import exchange, fingerprint, is_dtensor, tokens_fingerprint
 from zloss.errors import InputError
 from zloss.head.options import HeadOptions, check_vocab
 from zloss.head.rows import RowSums
 from zloss.objectives import Coefficients
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True)
@@ -111,11 +113,11 @@ class RankShare:
 
 
 def join_row_sums(
-    shard: VocabularyShard, sums: RowSums, has_target_C: Tensor | None, *, drop: bool, argmax: bool
+    shard: VocabularyShard, sums: RowSums, has_target_C: Tensor | None, *, argmax: bool
 ) -> tuple[RowSums, RankShare]:
     """Row sums over the whole vocabulary from those of every rank: one MAX, one SUM, and one MAX for the arg max.
 
-    `drop`: whether the sum for the entropy is needed; `argmax`: whether the column of the largest logit is.
+    `argmax`: whether the column of the largest logit is needed.
     """
     if has_target_C is None:
         return sums, RankShare()
@@ -131,7 +133,7 @@ def join_row_sums(
     }
     if sums.norm_C is not None:
         terms["norm_C"] = torch.where(present_C, (sums.norm_C * factor_C).square(), 0)
-    if drop and sums.drop_C is not None:
+    if sums.drop_C is not None:
         terms["drop_C"] = torch.where(factor_C > 0, factor_C * (sums.drop_C - sums.sum_C * below_C), 0)
     if sums.mean_logit_C is not None:
         terms["mean_logit_C"] = sums.mean_logit_C * shard.rows
@@ -158,32 +160,24 @@ def agree_on_shards(
     bias: Tensor | None = None,
     first_masked: int | None = None,
     dim: int = 0,
-    leading: tuple[int, ...] | None = None,
 ) -> tuple[VocabularyShard, bool]:
     """The rows of this rank among those of the group, and whether a row inside log Z has a bias of -inf on any rank.
 
     Rows are numbered in rank order. `sharded` has its rows along `dim`; `differentiable` gets a gradient, which is summed
-    over ranks on all of them or on none. `first_masked` is the first local row whose bias is -inf. `leading` is the shape
-    of the tokens of all ranks, where `differentiable` has local ones.
+    over ranks on all of them or on none. `first_masked` is the first local row whose bias is -inf.
     """
     if options.backend == "dense":
         raise InputError("backend='dense' needs the whole head on one process: use 'auto', 'chunked' or 'triton'.")
     grads = (torch.is_grad_enabled(), differentiable.requires_grad, bias is None)
-    leading = tuple(differentiable.shape[:-1]) if leading is None else leading
-    shared = [
-        Shared(int(target.numel()), "disagree: `target` differs in size, but each rank needs the same tokens."),
-        Shared(
-            tokens_fingerprint(target),
-            "have different values in `target`: a vocabulary-parallel head needs the same tokens on every rank. The shard "
-            "of an FSDP parameter is not a vocabulary shard: call the loss inside the module's forward, or pass "
-            "`weight.full_tensor()`.",
-        ),
-        Shared(_options_fingerprint(options), "call the loss with different options."),
-        Shared(
-            fingerprint((grads, str(differentiable.dtype), str(sharded.dtype), leading)),
-            "differ in shape, dtype or requires_grad of the tensors of the loss.",
-        ),
-    ]
+    kinds = (str(differentiable.dtype), str(sharded.dtype), tuple(differentiable.shape[:-1]))
+    shared = {
+        "disagree: `target` differs in size, but each rank needs the same tokens.": target.numel(),
+        "have different values in `target`: a vocabulary-parallel head needs the same tokens on every rank. The shard "
+        "of an FSDP parameter is not a vocabulary shard: call the loss inside the module's forward, or pass "
+        "`weight.full_tensor()`.": tokens_fingerprint(target),
+        "call the loss with different options.": _options_fingerprint(options),
+        "differ in shape, dtype or requires_grad of the tensors of the loss.": fingerprint((grads, kinds)),
+    }
     never = -1
     local = [sharded.shape[dim], never if first_masked is None else first_masked]
     table = exchange(local, shared, group, sharded.device)
@@ -204,143 +198,6 @@ def _options_fingerprint(options: HeadOptions) -> int:
     return fingerprint((vars(options) | {"objective": type(objective).__name__}, plain))
 
 
-@dataclass(frozen=True, eq=False)
-class TokenShard:
-    """The tokens of this rank among those of a group.
-
-    A chunk has the next few tokens of every rank, so that all ranks give and take equally much. Its hidden states are
-    all-gathered, its gradients are summed over ranks and scattered to the ranks whose tokens they are: no rank holds the
-    hidden states of all tokens.
-    """
-
-    leading: tuple[int, ...]
-    """Shape of the tokens of all ranks, without the width."""
-    places: tuple[Tensor, ...]
-    """Positions of each rank's tokens in the flat [T], in their order on that rank."""
-    group: ProcessGroup
-
-    @property
-    def local(self) -> Tensor:
-        """Positions of the local tokens."""
-        return self.places[self.group.rank()]
-
-    def gather(self, local: Tensor) -> Tensor:
-        """[T] of all tokens from a number or flag of the local ones; one small all-gather."""
-        most = max(len(place) for place in self.places)
-        sent = local.to(torch.int32) if local.dtype == torch.bool else local
-        everyone, work = _start_gather(sent.unsqueeze(1), most, self.group)
-        work.wait()
-        found = local.new_zeros(torch.Size(self.leading).numel())
-        for place, values in zip(self.places, everyone.view(self.group.size(), most), strict=True):
-            found[place] = values[: len(place)].to(local.dtype)
-        return found
-
-    def sum_(self, value: Tensor) -> Tensor:
-        """The sum over ranks, in place."""
-        dist.all_reduce(value, dist.ReduceOp.SUM, group=self.group)
-        return value
-
-    def chunks(self, longest: int) -> list[TokenChunk]:
-        """Chunks of at most about `longest` tokens, at least one of every rank."""
-        most = max(len(place) for place in self.places)
-        step = max(1, longest // self.group.size())
-        return [TokenChunk(self, start, min(step, most - start)) for start in range(0, most, step)]
-
-
-class TokenChunk:
-    """The tokens start … start + step − 1 of every rank that has so many, in rank order."""
-
-    def __init__(self, shard: TokenShard, start: int, step: int) -> None:
-        pieces = [place[start : start + step] for place in shard.places]
-        counts, rank = [len(piece) for piece in pieces], shard.group.rank()
-        before = sum(counts[:rank])
-        self._group, self._step = shard.group, step
-        self.tokens_C = torch.cat(pieces)
-        """Positions in the flat [T]."""
-        self.local_rows = slice(start, start + counts[rank])
-        """The local tokens of the chunk among all local tokens."""
-        self.local_in_chunk = slice(before, before + counts[rank])
-        """The local tokens of the chunk among those of the chunk."""
-        self._padded_rows: Tensor | None = None
-        """Where the tokens of the chunk are among ranks·step rows; None if they fill them."""
-        if min(counts) < step:
-            rows = [torch.arange(count, device=piece.device) for count, piece in zip(counts, pieces, strict=True)]
-            self._padded_rows = torch.cat([row + other * step for other, row in enumerate(rows)])
-
-    def start_gather(self, local_TD: Tensor) -> Callable[[], Tensor]:
-        """Start gathering the rows of the chunk from every rank; the returned function waits for them, [C, D] in rank order."""
-        everyone, work = _start_gather(local_TD[self.local_rows], self._step, self._group)
-
-        def wait() -> Tensor:
-            work.wait()
-            return everyone if self._padded_rows is None else everyone[self._padded_rows]
-
-        return wait
-
-    def start_scatter(self, term_CD: Tensor, out_TD: Tensor) -> Callable[[], None]:
-        """Start the sum over ranks of [C, D]; after the returned function its local rows are in `out_TD`."""
-        padded = term_CD
-        if self._padded_rows is not None:
-            padded = term_CD.new_zeros(self._group.size() * self._step, term_CD.shape[1])
-            padded[self._padded_rows] = term_CD
-        padded = padded.contiguous()
-        local = term_CD.new_empty(self._step, term_CD.shape[1])
-        work = dist.reduce_scatter_tensor(local, padded, group=self._group, async_op=True)
-
-        def wait(summed: Tensor = padded) -> None:  # what is being summed must live until the sum is complete
-            work.wait()
-            out_TD[self.local_rows] = local[: self.local_rows.stop - self.local_rows.start]
-
-        return wait
-
-
-def _start_gather(local: Tensor, rows: int, group: ProcessGroup) -> tuple[Tensor, Any]:
-    """[ranks·rows, X] from up to `rows` rows of every rank, and the handle to wait for before reading it."""
-    mine = local
-    if len(local) < rows:
-        mine = local.new_zeros(rows, local.shape[1])
-        mine[: len(local)] = local
-    everyone = local.new_empty(group.size() * rows, local.shape[1])
-    return everyone, dist.all_gather_into_tensor(everyone, mine.contiguous(), group=group, async_op=True)
-
-
-Span = tuple[slice | Tensor, int, TokenChunk | None]
-"""The tokens of one chunk: their positions, how many they are, and which rank has which if every rank holds some."""
-
-
-def token_spans(tokens: TokenShard | None, bounds: list[tuple[int, int]]) -> list[Span]:
-    """Chunks of these ranges, or, where every rank holds some of the tokens, chunks of about the same length."""
-    if tokens is None or not bounds:
-        return [(slice(start, stop), stop - start, None) for start, stop in bounds]
-    chunks = tokens.chunks(max(stop - start for start, stop in bounds))
-    return [(chunk.tokens_C, len(chunk.tokens_C), chunk) for chunk in chunks]
-
-
-def at_tokens(x_T: Tensor, tokens: slice | Tensor) -> Tensor:
-    """The rows of x that belong to a chunk; x itself if those are all."""
-    if isinstance(tokens, slice) and tokens.start == 0 and tokens.stop == x_T.shape[0]:
-        return x_T
-    return x_T[tokens]
-
-
-def with_hidden(spans: list[Span], local_TD: Tensor) -> Iterator[tuple[Span, Tensor]]:
-    """Every span with its hidden states [C, D]. Those of other ranks are fetched during the work on the span before."""
-    chunks = [chunk for _, _, chunk in spans if chunk is not None]
-    following = chunks[0].start_gather(local_TD) if chunks else None
-    for place, span in enumerate(spans):
-        if following is None:
-            yield span, at_tokens(local_TD, span[0])
-            continue
-        current = following
-        if place + 1 < len(chunks):
-            following = chunks[place + 1].start_gather(local_TD)
-        yield span, current()
-
-
-LocalHead = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, ProcessGroup | None, TokenShard | None]
-"""(hidden, weight, bias, target, token_weight, group, token shard)."""
-
-
 def local_head(
     hidden: Tensor,
     weight: Tensor,
@@ -348,48 +205,34 @@ def local_head(
     target: Tensor,
     token_weight: Tensor | None,
     group: ProcessGroup | None,
-    *,
-    gather_tokens: bool = False,
-) -> LocalHead:
-    """The arguments as plain tensors: the rows of this rank where the head is a DTensor with Shard(0), whole targets.
-
-    Hidden states stay local where they are sharded over the tokens along the same group, unless `gather_tokens`; otherwise
-    they are whole on every rank.
-    """
-    if not any(is_dtensor(tensor) for tensor in (hidden, weight, bias, target, token_weight)):
-        return hidden, weight, bias, target, token_weight, group, None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, ProcessGroup | None]:
+    """The arguments as plain tensors: the rows of this rank where the head is a DTensor with Shard(0), all tokens."""
+    if not (is_dtensor(hidden) or is_dtensor(weight) or is_dtensor(bias) or is_dtensor(target)):
+        return hidden, weight, bias, target, _replicated("token_weight", token_weight), group
     weight, group = _local_shard("weight", weight, 0, group)
     if bias is not None:
         bias, bias_group = _local_shard("bias", bias, 0)
         if bias_group is not None and group is None:
             raise InputError("`bias` is sharded but `weight` is not: shard both along the vocabulary, or neither.")
-    target = _replicated("target", target)
-    token_weight = None if token_weight is None else _replicated("token_weight", token_weight)
-    if group is not None and not gather_tokens and (local := _local_tokens(hidden, group)) is not None:
-        return local[0], weight, bias, target, token_weight, group, local[1]
-    return _replicated("hidden", hidden), weight, bias, target, token_weight, group, None
-
-
-LocalLogits = tuple[Tensor, Tensor | None, Tensor, Tensor | None, ProcessGroup | None, TokenShard | None]
-"""(logits, weight, target, token_weight, group, token shard)."""
+    tokens = _replicated("hidden", hidden), _replicated("target", target), _replicated("token_weight", token_weight)
+    return tokens[0], weight, bias, tokens[1], tokens[2], group
 
 
 def local_logits(
     logits: Tensor, weight: Tensor | None, target: Tensor, token_weight: Tensor | None, group: ProcessGroup | None
-) -> LocalLogits:
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, ProcessGroup | None, TokenLayout | None]:
     """The arguments as plain tensors: the columns of this rank where the logits are a DTensor with Shard(-1), with the same
     rows of the head, or the tokens of this rank where they are sharded over tokens; whole targets."""
-    if not any(is_dtensor(tensor) for tensor in (logits, weight, target, token_weight)):
-        return logits, weight, target, token_weight, group, None
-    target = _replicated("target", target)
-    token_weight = None if token_weight is None else _replicated("token_weight", token_weight)
-    if (found := _token_shard(logits)) is not None:
+    target, token_weight = _replicated("target", target), _replicated("token_weight", token_weight)
+    layout = _token_layout(logits)
+    if layout is not None:
         if group is not None:
             raise InputError(
                 "`logits` are a DTensor sharded over tokens, whose mesh names its group, but `group` was given too."
             )
-        weight = None if weight is None else _replicated("weight", weight)
-        return found[0], weight, target, token_weight, None, found[1]
+        assert is_dtensor(logits)
+        local = logits.to_local(grad_placements=layout.placements)
+        return local, _replicated("weight", weight), target, token_weight, None, layout
     logits, group = _local_shard("logits", logits, -1, group)
     if weight is not None:
         weight, weight_group = _local_shard("weight", weight, 0)
@@ -400,29 +243,49 @@ def local_logits(
 
 def agree_on_tokens(target: Tensor, options: HeadOptions, group: ProcessGroup) -> None:
     """Check that every rank of a group that divides the tokens has the targets of all of them, and the same options."""
-    shared = [
-        Shared(
-            tokens_fingerprint(target), "have different values in `target`: pass those of all tokens, or a DTensor."
-        ),
-        Shared(_options_fingerprint(options), "call the loss with different options."),
-    ]
+    shared = {
+        "have different values in `target`: pass those of all tokens, or a DTensor.": tokens_fingerprint(target),
+        "call the loss with different options.": _options_fingerprint(options),
+    }
     exchange([], shared, group, target.device)
 
 
-class SumOverTokens(torch.autograd.Function):
-    """The loss of all tokens, from that of the local ones: a sum over ranks, or one number per token in their order.
+class TokenLayout(NamedTuple):
+    """How logits that are a DTensor are sharded over tokens."""
 
-    Every rank differentiates the whole loss, so the gradient of its own part is the upstream gradient.
-    """
+    leading: torch.Size
+    """Shape of the tokens of all ranks, without the vocabulary."""
+    local_leading: torch.Size
+    mesh: DeviceMesh
+    placements: tuple[Any, ...]
+    group: ProcessGroup
+    """The ranks that divide the tokens."""
 
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, tokens: TokenShard) -> Tensor:
-        ctx.places = tokens.local if local.dim() else None
-        return tokens.gather(local) if local.dim() else tokens.sum_(local.clone())
+    def local(self, whole_T: Tensor) -> Tensor:
+        """The entries of this rank's tokens, flat."""
+        from torch.distributed.tensor import DTensor, Replicate
 
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        return upstream if ctx.places is None else upstream[ctx.places], None
+        everywhere = [Replicate()] * len(self.placements)
+        whole = DTensor.from_local(whole_T.view(self.leading), self.mesh, everywhere, run_check=False)
+        return whole.redistribute(placements=self.placements).to_local().reshape(-1)
+
+    def gather(self, local_T: Tensor) -> Tensor:
+        """The entries [T] of all tokens, from those of the local ones; differentiable."""
+        from torch.distributed.tensor import DTensor
+
+        stride = torch.empty(self.leading, device="meta").stride()
+        local = local_T.reshape(self.local_leading)
+        whole = DTensor.from_local(
+            local, self.mesh, self.placements, run_check=False, shape=self.leading, stride=stride
+        )
+        return whole.full_tensor().reshape(-1)
+
+    def sum(self, local: Tensor) -> Tensor:
+        """The sum over ranks. Each rank differentiates the whole sum, so the gradient of its term is the upstream one."""
+        from torch.distributed.tensor import DTensor, Partial
+
+        terms = [Partial() if place.is_shard() else place for place in self.placements]
+        return DTensor.from_local(local, self.mesh, terms, run_check=False).full_tensor()
 
 
 def _local_shard(
@@ -451,16 +314,8 @@ def _local_shard(
     return tensor.to_local(), tensor.device_mesh.get_group(axis)
 
 
-def _local_tokens(hidden: Tensor, group: ProcessGroup) -> tuple[Tensor, TokenShard] | None:
-    """`_token_shard` where the tokens are divided over the ranks of `group`; None otherwise."""
-    found = _token_shard(hidden)
-    same = found is not None and dist.get_process_group_ranks(found[1].group) == dist.get_process_group_ranks(group)
-    return found if same else None
-
-
-def _token_shard(tensor: Tensor) -> tuple[Tensor, TokenShard] | None:
-    """The local part of a DTensor [..., X] and which tokens it is, where it is sharded over tokens and nothing else; the
-    gradient that comes back is that of the local tokens. None for any other tensor."""
+def _token_layout(tensor: Tensor) -> TokenLayout | None:
+    """The layout of a DTensor [..., X] that is sharded over tokens and nothing else; None for any other tensor."""
     if not is_dtensor(tensor):
         return None
     sharded = [axis for axis, place in enumerate(tensor.placements) if not place.is_replicate()]
@@ -469,18 +324,14 @@ def _token_shard(tensor: Tensor) -> tuple[Tensor, TokenShard] | None:
     place: Any = tensor.placements[sharded[0]]
     if not place.is_shard() or place.dim % tensor.dim() == tensor.dim() - 1:
         return None
-    group = tensor.device_mesh.get_group(sharded[0])
-    local = tensor.to_local(grad_placements=tensor.placements)
-    # The chunk layout of torch, in which ranks at the end may hold nothing.
-    leading = tuple(tensor.shape[:-1])
-    flat = torch.arange(torch.Size(leading).numel(), device=local.device)
-    pieces = flat.view(leading).chunk(group.size(), dim=place.dim % tensor.dim())
-    places = [piece.reshape(-1) for piece in pieces]
-    places += [flat[:0]] * (group.size() - len(places))
-    return local, TokenShard(leading, tuple(places), group)
+    group, local_leading = tensor.device_mesh.get_group(sharded[0]), tensor.to_local().shape[:-1]
+    return TokenLayout(tensor.shape[:-1], local_leading, tensor.device_mesh, tensor.placements, group)
 
 
-def _replicated(name: str, tensor: Tensor) -> Tensor:
+X = TypeVar("X", Tensor, Tensor | None)
+
+
+def _replicated(name: str, tensor: X) -> X:
     """The whole tensor on every rank: unchanged, or gathered from a DTensor that is sharded over tokens.
 
     The gradient that comes back is complete on every rank, so a sharded tensor keeps its part of it.

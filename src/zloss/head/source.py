@@ -22,7 +22,7 @@ from torch.distributed import ProcessGroup
 
 from zloss.errors import CoefficientError, InputError, ShapeError, UnknownNameError
 from zloss.head.arguments import HeadProblem, check_rows, prepare_head
-from zloss.head.chunked import chunk_source, head_chunks
+from zloss.head.chunked import chunk_source, chunks
 from zloss.head.loss import outside_compile
 from zloss.head.options import HeadOptions, Reduction, SourceKeywords, check_reduction, resolve_backend, shows_options
 from zloss.head.products import HeadProducts
@@ -79,7 +79,6 @@ def head_source(
         token_weight=token_weight,
         normalizer=normalizer,
         group=group,
-        gather_tokens=True,
     )
     chosen = resolve_backend(checked.backend, hidden.device, problem.dtype)
     with without_autocast(hidden.device.type):
@@ -95,7 +94,7 @@ def head_source(
 @torch.no_grad()
 def _chunked_source(problem: HeadProblem, part: Part, work: RowWork) -> Tensor:
     out_TV = problem.hidden_TD.new_zeros((problem.hidden_TD.shape[0], problem.vocab), dtype=problem.dtype)
-    for chunk in head_chunks(problem, back_projection=False, work=work):
+    for chunk in chunks(problem, back_projection=False, work=work):
         check_rows(chunk.stats)
         weighted = chunk.weighted(problem.targets.weight_T, part)
         out_TV[chunk.tokens] = chunk_source(work, problem.shard, chunk, weighted, through_softcap=False)

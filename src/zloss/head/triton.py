@@ -16,24 +16,24 @@ import triton
 from torch import Tensor
 
 from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, check_mean, check_rows
-from zloss.head.chunked import chunked_head_loss, refuse_double_backward
+from zloss.head.chunked import chunked_loss, refuse_double_backward
 from zloss.head.options import Products, chunk_bounds
 from zloss.head.products import HeadProducts, ProductPlan, applied_exp, fp32_plan, plan_products
-from zloss.head.rows import RowPass, RowSums, chunk_stats, empty_narrow, has_exp, row_argmax, softcapped
+from zloss.head.rows import RowNeeds, RowPass, RowSums, chunk_stats, empty_rows, has_exp, row_argmax, softcapped
 from zloss.head.triton_kernels import INTERPRETED, row_exp_kernel, row_source_kernel, row_statistics_kernel
 from zloss.objectives import Coefficients, token_loss
 from zloss.tensors import without_autocast
 
 
-def triton_head_loss(problem: HeadProblem) -> LossParts:
-    """The loss in chunks, with gradient to hidden, weight and bias."""
-    keep_logits = problem.through_source
-    return chunked_head_loss(
-        problem, TritonRows(problem.options.softcap, plan=problem.products, keep_logits=keep_logits)
-    )
+def triton_loss(problem: HeadProblem | LogitsProblem) -> LossParts:
+    """The loss with gradient to hidden, weight and bias, in chunks; or to the logits, of all rows at once."""
+    if isinstance(problem, LogitsProblem):
+        return _logits_loss(problem)
+    work = TritonRows(problem.options.softcap, plan=problem.products, keep_logits=problem.through_source)
+    return chunked_loss(problem, work)
 
 
-def triton_logits_loss(problem: LogitsProblem) -> LossParts:
+def _logits_loss(problem: LogitsProblem) -> LossParts:
     """The loss of all rows at once, with gradient to the logits: one pass for the statistics, one for the gradient."""
     options, targets, vocab, plan = problem.options, problem.targets, problem.vocab, problem.plan
     valid_T, scale = targets.valid_T, options.logit_scale
@@ -70,15 +70,15 @@ def triton_logits_loss(problem: LogitsProblem) -> LossParts:
 
         ce_T, aux_T = targets.weighted(loss.cross_entropy), targets.weighted(loss.auxiliary)
         weighted = loss.weighted(scale * targets.weight_T, None if targets.all_valid else valid_T, sum_T)
-        zero_T = torch.zeros_like(sum_T)
+        a_T, b_T, g_T = weighted.filled()
         loss_T = row_loss(
             problem.logits_TV,
             ce_T + aux_T,
             row_max_T,
             torch.where(valid_T, targets.index_T, -1),
-            weighted.a,
-            zero_T if weighted.b is None else weighted.b,
-            zero_T if weighted.g is None else weighted.g / vocab,
+            a_T,
+            b_T,
+            g_T / vocab,
             vocab,
             scale,
             options.softcap,
@@ -108,29 +108,19 @@ class TritonRows:
         self.plan = fp32_plan() if plan is None else plan
         self.buffers = 2 if keep_logits and not self.plan.narrow else 1
 
-    def statistics(
-        self,
-        buffers_BCV: Tensor,
-        narrow_CV: Tensor | None,
-        index_C: Tensor,
-        *,
-        norm: bool,
-        mean: bool,
-        drop: bool,
-        argmax: bool,
-    ) -> RowPass:
+    def statistics(self, buffers_BCV: Tensor, narrow_CV: Tensor | None, index_C: Tensor, needs: RowNeeds) -> RowPass:
         z_CV = buffers_BCV[0]
         vocab = z_CV.shape[1]
         numbers = row_statistics(z_CV, index_C, vocab, 1.0, self._softcap)
         row_max, total, square, logit_sum, target, drop_C = numbers.unbind()
-        norm_C = square.sqrt() if norm else None
-        sums = RowSums(row_max, total, target, norm_C, drop_C, logit_sum / vocab if mean else None)
+        norm_C = square.sqrt() if needs.norm else None
+        sums = RowSums(row_max, total, target, norm_C, drop_C, logit_sum / vocab if needs.mean else None)
         # The kernels write an E of 0 where m is not finite; a row of NaN may have a finite one.
         anchor_C = torch.where(has_exp(sums), row_max, torch.nan)
         if narrow_CV is not None:
             max_index_C = narrow_exp_(z_CV, narrow_CV, anchor_C, self.plan.exp_scale, 1.0, self._softcap)
             return RowPass(replace(sums, max_index_C=max_index_C), narrow_CV, z_CV)
-        if argmax:
+        if needs.argmax:
             sums = replace(sums, max_index_C=final_argmax(z_CV, 1.0, self._softcap))
         e_CV = buffers_BCV[1].copy_(z_CV) if self._keep else z_CV
         exp_rows_(e_CV, anchor_C, self._softcap)
@@ -140,15 +130,14 @@ class TritonRows:
         self, rows: RowPass, index_C: Tensor, valid_C: Tensor, coefficients: Coefficients, *, through_softcap: bool
     ) -> Tensor:
         assert self._keep, "made with keep_logits=False"
-        a_C = coefficients.a
-        zero_C = torch.zeros_like(a_C)
-        b_C = zero_C if coefficients.b is None else coefficients.b
-        g_C = zero_C if coefficients.g is None else coefficients.g / rows.buffer_CV.shape[1]
+        a_C, b_C, g_C = coefficients.filled()
+        g_C = g_C / rows.buffer_CV.shape[1]
         index_C = torch.where(valid_C, index_C, -1)
         if not self.plan.narrow:
             return self._source(rows, index_C, (a_C, b_C, g_C), slope=through_softcap)
         # E rounded as the products take it, then the rest, which is not rounded.
         assert not through_softcap, "the source before the softcap is formed in fp32 only"
+        zero_C = torch.zeros_like(a_C)
         e_CV = self._source(rows, index_C.clamp_min(0), (torch.ones_like(zero_C), zero_C, zero_C), slope=False)
         rest_CV = self._source(rows, index_C, (zero_C, b_C, g_C), slope=False)
         applied_CV = applied_exp(e_CV, self.plan) * a_C.unsqueeze(1)
@@ -364,8 +353,8 @@ def row_projection(
     )
     for start, stop in bounds:
         chunk = slice(start, stop)
-        narrow_CV = empty_narrow(plan, stop - start, vocab, logits)
-        if narrow_CV is not None:
+        if plan.narrow:
+            narrow_CV = empty_rows(1, stop - start, vocab, plan.factor, plan, logits)[0]
             narrow_exp_(logits[chunk], narrow_CV, row_max[chunk], plan.exp_scale, scale, softcap)
             out[chunk] = head.back_project(narrow_CV)
             continue

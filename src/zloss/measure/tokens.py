@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zloss.head.arguments import HeadProblem
-from zloss.head.chunked import HeadChunk, head_chunks
+from zloss.head.chunked import Chunk, chunks
 from zloss.head.products import HeadProducts
 from zloss.head.spectrum import leading_part
 from zloss.measure.measurement import Measurement
@@ -149,9 +149,9 @@ def _delta_u(measurement: Measurement, log_z_C: Tensor | None, p_norm_C: Tensor,
     return gain_C * (2 * measurement.coef * (log_z_C - measurement.target).abs() * p_norm_C)
 
 
-def shaped_chunks(problem: HeadProblem) -> Iterator[tuple[HeadChunk, Tensor]]:
+def shaped_chunks(problem: HeadProblem) -> Iterator[tuple[Chunk, Tensor]]:
     """(chunk, Wᵀp [C, D] of the scaled head) of all tokens in order; with a softcap WᵀCp, C the slope of the cap."""
-    for chunk in head_chunks(problem, back_projection=True):
+    for chunk in chunks(problem, back_projection=True):
         assert chunk.projected_CD is not None
         yield chunk, chunk.projected_CD * (problem.options.logit_scale / chunk.sums.sum_C).unsqueeze(1)
 
