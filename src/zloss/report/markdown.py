@@ -36,7 +36,9 @@ def _block(block: Block) -> str:
             return f"- {sentence}" if style == "item" else f"**{sentence}**" if strong else sentence
         case Table(columns, rows):
             rule = ["---:" if column.kind == "number" else "---" for column in columns]
-            return "\n".join(map(_line, ([column.title for column in columns], rule, *(map(_cell, row) for row in rows))))
+            return "\n".join(
+                map(_line, ([column.title for column in columns], rule, *(map(_cell, row) for row in rows)))
+            )
     raise TypeError(f"Markdown has no form for a {type(block).__name__}")
 
 

@@ -16,8 +16,7 @@ from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from zloss.report.document import Block, Card, Cell, Column, Group, Heading, Item, Items, Table, Terms, Text
-from zloss.report.numbers import number
+from zloss.report.document import Block, Cell, Column, Group, Heading, Item, Items, Table, Terms, Text
 
 STYLES = {
     "strong": "bold", "soft": "dim", "raw": "", "centered": "", "code": "", "paper": "cyan",
@@ -35,7 +34,7 @@ LEAST_PROSE = 26
 
 
 def print_document(document: Iterable[Block], console: Console | None = None) -> None:
-    """Print every block; figures are not for a terminal."""
+    """Print every block; figures and cards are for pages alone."""
     console = console or Console(markup=False)
     for block in document:
         match block:
@@ -49,18 +48,13 @@ def print_document(document: Iterable[Block], console: Console | None = None) ->
                 indent = "  " if style == "item" else ""
                 look = f"{TEXTS.get(style, '')} {STYLES.get(tone, '')}".strip()
                 _sentence(console, sentence, first=indent, rest=indent, style=look)
-            case Terms(items, title):
-                if title:
-                    _sentence(console, title, style="bold")
+            case Terms(items):
                 for name, text in items:
                     _sentence(console, text, first=f"{name}: ", rest="    ")
             case Table():
                 _print_table(block, console)
             case Items(items):
                 _print_items(items, console)
-            case Card(name, quantity, raw, centered):
-                shown = f"{number(raw)} raw, {number(centered)} centered"
-                _sentence(console, shown, first=f"{name} ({quantity.symbol}): ")
             case Group(_, blocks):
                 print_document(blocks, console)
 

@@ -108,10 +108,11 @@ def from_plain(record_type: type[Record], data: Any, *, path: str = "") -> Recor
     """The dataclass `record_type` from its plain form. A missing key or one of the wrong type is named by its path."""
     if not isinstance(data, dict):
         raise _mismatch(path, "an object", data)
-    return _take(record_type, dict(data), path)
+    found: Record = _take(record_type, dict(data), path)
+    return found
 
 
-def _take(record_type: type[Record], data: dict[str, Any], path: str) -> Record:
+def _take(record_type: Any, data: dict[str, Any], path: str) -> Any:
     """The record of the keys that it names, which are removed from `data`; its `extra` has the others."""
     values: dict[str, Any] = {}
     for field, hint in _fields(record_type):
@@ -120,7 +121,7 @@ def _take(record_type: type[Record], data: dict[str, Any], path: str) -> Record:
             members = {key: data.pop(key) for key in tuple(data) if key.startswith(prefix)}
             values[name] = _read(hint, members, path, range_of(field))
         elif prefix is not None:
-            part = next(one for one in (hint, *get_args(hint)) if dataclasses.is_dataclass(one))
+            part: Any = next(one for one in (hint, *get_args(hint)) if dataclasses.is_dataclass(one))
             absent = part is not hint and data.keys().isdisjoint(one.name for one, _ in _fields(part))
             values[name] = None if absent else _take(part, data, path)
         elif name in data and not _is_extra(field, hint):
