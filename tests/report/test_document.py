@@ -6,7 +6,7 @@ import pytest
 
 from tests.laws.example_results import example_results
 from zloss.decide.answer import decide_records
-from zloss.report.document import Cell, Column, Group, Heading, Item, Items, Table, Terms, Text, flat_lines, walk
+from zloss.report.document import Cell, Column, Group, Heading, Items, Table, Text, flat_lines, walk
 from zloss.report.files import page_document, terminal_document
 from zloss.report.markdown import to_markdown
 from zloss.results.files import RECORDS, kind_of
@@ -47,19 +47,14 @@ def test_links_of_a_page_lead_to_anchors_that_exist_once() -> None:
     assert {"Decisions", "Numbers", "Training", "Drift", "Loss", "Routers"} <= {block.link for block in blocks}
 
 
-def test_markdown_has_every_block() -> None:
+def test_markdown_has_headings_sentences_and_tables() -> None:
     table = Table(
         (Column("name", "text"), Column("size\nraw")),
         (("a|b", Cell("1.5", note="about")), (Cell("it fits", tone="pass", mark="holds"), Cell("no", tone="fired"))),
-        title="Sizes",
     )
-    item = Item("1. Stage", "fired", "fired", "a reason", (("do this", "strong"),))
-    document = [
-        Heading("Title", 1), Text("Said.", "strong"), Text("one", "item"), Text("two", "item"), Text("x = 1", "code"), table,
-        Items((item,)), Terms((("key", "value"),)),
-    ]  # fmt: skip
+    said = (Text("Said.", "strong"), Text("one", "item"), Text("two", "item"), Text("x = 1", "code"))
     assert (
-        to_markdown(document)
+        to_markdown([Heading("Title", 1), *said, table])
         == """# Title
 
 **Said.**
@@ -69,16 +64,11 @@ def test_markdown_has_every_block() -> None:
 
     x = 1
 
-**Sizes**
-
 | name | size raw |
 | --- | ---: |
 | a\\|b | 1.5 (about) |
 | **holds** it fits | **no** |
-
-- 1. Stage: **fired**; a reason
-  - do this
-
-- key: value
 """
     )
+    with pytest.raises(TypeError, match="no form for a Items"):
+        to_markdown([Items(())])

@@ -59,39 +59,29 @@ def test_numbers_that_do_not_exist_are_left_out() -> None:
 
 
 def test_the_page_says_the_finding_and_has_every_checkpoint(report: AuditReport) -> None:
+    """The first checkpoint that shows a movement was called its beginning."""
     drift = made_up_drift(GROWN)
-    text = render_page(decide_results(drifts=(drift,)))
-    assert "Drift of made-up run" in text
-    assert "Drift that CE cannot see" in text
-    assert "CE cannot see it" in text
-    assert all(each.name in text for each in drift.checkpoints)
-    assert text.count("<figure") == 8
-    assert "Decision map" not in text
+    page, shown = render_page(decide_results(drifts=(drift,))), printed(drift_summary(drift), 200)
+    for said in ("Drift of made-up run", "Drift that CE cannot see", "CE cannot see it", "first seen at step"):
+        assert said in page
+    assert all(each.name in page for each in drift.checkpoints)
+    assert page.count("<figure") == 8
+    for text in (shown, page):
+        assert "it began between steps 200 and 300" in text
+        assert "began at step" not in text
+        assert "from step 300" not in text
+    assert "Decision map" not in page
     both = render_page(decide_results(audits=(report,), drifts=(drift,)))
     assert "Decision map" in both
     assert "Drift that CE cannot see" in both
 
 
-def test_the_first_checkpoint_that_shows_a_movement_was_called_its_beginning() -> None:
-    drift = made_up_drift(GROWN)
-    page, shown = render_page(decide_results(drifts=(drift,))), printed(drift_summary(drift), 200)
-    assert "first seen at step" in page
-    for text in (shown, page):
-        assert "it began between steps 200 and 300" in text
-        assert "began at step" not in text
-        assert "from step 300" not in text
-
-
 def test_the_written_files_are_read_back(tmp_path: Path) -> None:
     drift = made_up_drift(GROWN)
-    written = write_result(tmp_path, decide_results(drifts=(drift,)))
-    assert [path.name for path in written[:2]] == ["drift.json", "report.html"]
-    assert {path.name for path in written[2:]} == {
-        f"drift_{part}.{suffix}" for part in ("source", "transport") for suffix in ("svg", "png")
-    }
-    (result,) = load_results([tmp_path])
-    assert result.kind == "drift"
-    assert result.record == drift
+    written = [path.name for path in write_result(tmp_path, decide_results(drifts=(drift,)))]
+    figures = [f"drift_{part}.{suffix}" for part in ("source", "transport") for suffix in ("svg", "png")]
+    assert written == ["drift.json", "report.html", *figures]
+    assert [(one.kind, one.record) for one in load_results([tmp_path])] == [("drift", drift)]
 
 
 def test_a_drift_has_one_change_of_ce_between_two_checkpoints() -> None:

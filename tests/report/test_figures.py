@@ -22,7 +22,6 @@ from zloss.errors import InputError, MissingDependencyError
 from zloss.report.audit_figures import (
     audit_figures,
     compared_figures,
-    equal_width,
     geometry_figures,
     share_bins,
     spectrum_figures,
@@ -46,7 +45,8 @@ from zloss.report.figures import (
 )
 from zloss.report.files import render_page
 from zloss.results.audit import AuditReport, DrawnHistogram, Figures, GeometrySample, HeadNumbers, Heads, Spectrum
-from zloss.results.comparison import Comparison, MethodCurves
+from zloss.results.comparison import Comparison
+from zloss.results.files import read_record
 from zloss.results.options import Coordinate
 from zloss.results.quantities import BY_KEY
 from zloss.results.record import from_plain
@@ -55,35 +55,25 @@ COMMITTED = Path(__file__).parents[2] / "docs/results/matched_smollm2.json"
 values = st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=60)
 
 
-@pytest.fixture(scope="module")
-def groups() -> tuple[MethodCurves, ...]:
-    return Comparison.from_dict(json.loads(COMMITTED.read_text(encoding="utf-8"))).curves
-
-
 def rows(figure: Figure, mark: str) -> list[dict[str, Any]]:
     """The data of all layers with this mark."""
     return [row for layer in figure.spec["layer"] if layer["mark"]["type"] == mark for row in layer["data"]["values"]]
 
 
-def test_figures_are_written_whole_and_reproducibly(report: AuditReport, tmp_path: Path) -> None:
+def test_figures_are_written_whole_and_reproducibly(
+    report: AuditReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written = write_figures(tmp_path / "a", audit_figures(report))
     assert [path.name for path in written] == [
         f"{name}.{suffix}" for name in ("gradient_geometry", "tails", "spectrum") for suffix in ("svg", "png")
     ]
     for path in written:
         content = path.read_bytes()
-        if path.suffix == ".svg":
-            assert ElementTree.fromstring(content).tag.endswith("svg")
-        else:
-            assert content.startswith(b"\x89PNG")
+        assert content.startswith(b"<svg" if path.suffix == ".svg" else b"\x89PNG")
         assert len(content) > 5000
     again = write_figures(tmp_path / "b", audit_figures(report), formats=("svg",))
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written if path.suffix == ".svg"]
-
-
-def test_what_cannot_be_drawn_is_left_out_or_refused(
-    report: AuditReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    # What cannot be drawn is left out or refused.
     only = replace(report, figures=Figures(spectrum=report.figures.spectrum))
     written = write_figures(tmp_path / "some", audit_figures(only), formats=("png",))
     assert [path.name for path in written] == ["spectrum.png"]
@@ -93,18 +83,6 @@ def test_what_cannot_be_drawn_is_left_out_or_refused(
     with pytest.raises(MissingDependencyError, match="vl-convert-python"):
         write_figures(tmp_path / "none", audit_figures(report))
     assert not (tmp_path / "none").exists()
-
-
-def test_the_file_draws_every_token_and_names_its_series(report: AuditReport) -> None:
-    sample = report.figures.geometry
-    assert sample is not None
-    svg = drawn([geometry_figures(report)[0]])
-    for name in (RAW, CENTERED):
-        assert f">{name}</text>" in svg
-    tree = ElementTree.fromstring(svg)
-    fills = [path.attrib.get("fill", "").lower() for path in tree.iter("{http://www.w3.org/2000/svg}path")]
-    # One more of each colour is the entry of the legend.
-    assert [fills.count(colour) for colour in TONES.values()] == [len(sample) + 1] * 2
 
 
 def test_panels_of_one_file_share_one_legend_with_all_colours() -> None:
@@ -125,8 +103,11 @@ def test_every_sampled_token_is_drawn_once_in_each_coordinate(report: AuditRepor
         clouds = rows(figure, "circle")
         assert [row["series"] for row in clouds] == [RAW, CENTERED]
         assert all(len(row["x"]) == len(row["y"]) == len(sample) for row in clouds)
-    plane = rows(figures[0], "circle")[0]
-    assert plane["x"] == [float(f"{x:.5g}") for x in sample.x_raw]
+    assert rows(figures[0], "circle")[0]["x"] == [float(f"{x:.5g}") for x in sample.x_raw]
+    tree = ElementTree.fromstring(drawn([figures[0]]))
+    fills = [path.attrib.get("fill", "").lower() for path in tree.iter("{http://www.w3.org/2000/svg}path")]
+    # One more of each colour is the entry of the legend.
+    assert [fills.count(colour) for colour in TONES.values()] == [len(sample) + 1] * 2
 
 
 def test_rays_have_the_slope_of_their_label(report: AuditReport) -> None:
@@ -140,17 +121,15 @@ def test_rays_have_the_slope_of_their_label(report: AuditReport) -> None:
 
 
 def test_thinning_keeps_the_strongest_tokens(report: AuditReport) -> None:
+    def strengths(sample: GeometrySample | None) -> list[float]:
+        assert sample is not None
+        return sorted(map(max, zip(sample.delta_u_raw, sample.delta_u_centered, strict=True)), reverse=True)
+
     thinned = thin(report, 0.1).figures.geometry
-    sample = report.figures.geometry
-    assert thinned is not None
-    assert sample is not None
-    assert 0.09 * len(sample) <= len(thinned) <= 0.12 * len(sample)
-    strength = sorted(
-        (max(pair) for pair in zip(sample.delta_u_raw, sample.delta_u_centered, strict=True)), reverse=True
-    )
-    kept = {max(pair) for pair in zip(thinned.delta_u_raw, thinned.delta_u_centered, strict=True)}
-    assert set(strength[: len(sample) // 100]) <= kept
-    assert {len(column) for column in vars(thinned).values() if isinstance(column, tuple)} == {len(thinned)}
+    whole, kept = strengths(report.figures.geometry), strengths(thinned)
+    assert 0.09 * len(whole) <= len(kept) <= 0.12 * len(whole)
+    assert set(whole[: len(whole) // 100]) <= set(kept)
+    assert {len(column) for column in vars(thinned).values() if isinstance(column, tuple)} == {len(kept)}
 
 
 def test_a_model_without_a_centered_head_is_drawn_raw(report: AuditReport) -> None:
@@ -191,13 +170,16 @@ def test_histograms_are_compared_on_common_bins_or_per_unit(
     assert found == heights
 
 
-def test_a_single_value_still_makes_a_histogram(report: AuditReport) -> None:
+def test_a_single_value_makes_a_histogram_and_logarithmic_bins_stay(report: AuditReport) -> None:
     edges = log_edges([2.0, 2.0, 2.0])
     same = from_plain(DrawnHistogram, count("gain", "raw", [2.0, 2.0, math.nan], edges))
     assert sum(same.counts) == 2
     assert log_edges([math.nan, 0.0]) == []
     nothing = from_plain(DrawnHistogram, count("shift", "raw", [math.nan], []))
     flat = DrawnHistogram("violation", "raw", (1.0, 1.0), (3,))
+    sample = np.geomspace(1, 1000, 50)
+    logarithmic = [from_plain(DrawnHistogram, count("gain", "raw", sample, log_edges(sample)))] * 2
+    assert share_bins(logarithmic) == logarithmic  # as they are
     figures = tail_figures(replace(report, figures=Figures(histograms=(same, nothing))))
     assert [figure.title for figure in figures] == ["Output-to-hidden gain"]
     assert tail_figures(replace(report, figures=Figures(histograms=(flat,))))
@@ -232,13 +214,6 @@ def test_shared_bins_are_what_counting_anew_would_give(a: list[float], b: list[f
             for left, right in zip(histogram.edges, histogram.edges[1:], strict=False)
         ]
         assert list(histogram.counts) == anew
-
-
-def test_logarithmic_bins_stay_as_they_are() -> None:
-    sample = np.geomspace(1, 1000, 50)
-    histogram = from_plain(DrawnHistogram, count("gain", "raw", sample, log_edges(sample)))
-    assert equal_width(histogram.edges) is None
-    assert share_bins([histogram, histogram]) == [histogram, histogram]
 
 
 def test_the_spectrum_gathers_its_energy(report: AuditReport) -> None:
@@ -290,10 +265,10 @@ def test_audits_are_joined_by_quantity(report: AuditReport, other: AuditReport) 
     ]
 
 
-def test_a_comparison_has_its_curves_and_its_tail(groups: tuple[MethodCurves, ...]) -> None:
-    figures = training_figures(groups)
+def test_a_comparison_has_its_curves_and_its_tail() -> None:
+    groups = read_record(COMMITTED, Comparison).curves
+    figures, names = training_figures(groups), [group.name for group in groups]
     assert [figure.name for figure in figures] == ["cross_entropy", "p_z_999", "norms"]
-    names = [group.name for group in groups]
     for figure in figures:
         assert [name for name, _ in figure.series] == names
         assert [row["series"] for row in rows(figure, "line") if "series" in row] == names
@@ -301,9 +276,8 @@ def test_a_comparison_has_its_curves_and_its_tail(groups: tuple[MethodCurves, ..
     assert figures[1].spec["encoding"]["y"]["scale"]["type"] == "log"
     assert training_figures([]) == []
     # A method without a curve keeps its colour.
-    first, second, *rest = groups
-    figures = training_figures([replace(first, curves={}), second, *rest])
-    assert {dict(figure.series)[second.name] for figure in figures} == {dict(figures[-1].series)[second.name]}
+    figures = training_figures([replace(groups[0], curves={}), *groups[1:]])
+    assert {dict(figure.series)[names[1]] for figure in figures} == {dict(figures[-1].series)[names[1]]}
     assert len(rows(figures[0], "line")) == len(groups) - 1
 
 
@@ -352,19 +326,17 @@ def test_ticks_are_plain_digits_unless_these_are_long() -> None:
 
 
 def test_a_page_adds_tooltips_zoom_and_hidden_series(report: AuditReport) -> None:
-    for figures in audit_figures(report).values():
-        for figure in figures:
-            spec = interactive(figure)
-            assert spec["width"] == "container"
-            assert spec["params"] == [{"name": "hidden", "value": []}]
-            data = [layer for layer in spec["layer"] if "series" in layer["data"]["values"][0]]
-            assert data
-            assert all({"filter": "indexof(hidden, datum.series) < 0"} in layer["transform"] for layer in data)
-            assert sum("params" in layer for layer in spec["layer"]) == 1
-            assert any("tooltip" in layer["encoding"] for layer in data)
-            # The description itself stays without them: a file has neither.
-            assert "params" not in figure.spec
-            assert not any("params" in layer for layer in figure.spec["layer"])
+    for figure in (figure for figures in audit_figures(report).values() for figure in figures):
+        spec = interactive(figure)
+        assert spec["width"] == "container"
+        assert spec["params"] == [{"name": "hidden", "value": []}]
+        data = [layer for layer in spec["layer"] if "series" in layer["data"]["values"][0]]
+        assert data
+        assert all({"filter": "indexof(hidden, datum.series) < 0"} in layer["transform"] for layer in data)
+        assert sum("params" in layer for layer in spec["layer"]) == 1
+        assert any("tooltip" in layer["encoding"] for layer in data)
+        # The description itself stays without them: a file has neither.
+        assert not any("params" in part for part in (figure.spec, *figure.spec["layer"]))
 
 
 def test_the_coordinates_have_one_colour_on_the_page_and_in_files() -> None:

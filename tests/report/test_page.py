@@ -23,7 +23,8 @@ from zloss.results.io import write_text
 from zloss.results.loss_audit import LossAudit
 from zloss.results.reproduction import ReproductionRecord
 
-COMMITTED = Path(__file__).parents[2] / "docs/results/matched_smollm2.json"
+DOCUMENTED = Path(__file__).parents[2] / "docs/results"
+COMMITTED = read_record(DOCUMENTED / "matched_smollm2.json", Comparison)
 
 pytestmark = [pytest.mark.browser, in_browser]
 pytest.importorskip("selenium", reason="needs selenium")
@@ -74,19 +75,8 @@ def requested(browser: Any) -> list[str]:
     return [url for url in sent if not url.startswith("data:")]
 
 
-@pytest.mark.parametrize("which", ["single", "joined"])
-def test_it_opens_without_a_console_message_or_a_request(
-    browser: Any, which: str, request: pytest.FixtureRequest
-) -> None:
-    path: Path = request.getfixturevalue(which)
-    open_page(browser, path)
-    browser.execute_script("document.querySelectorAll('details').forEach(d => { d.open = true; })")
-    assert browser.get_log("browser") == []
-    assert requested(browser) == [path.as_uri()]
-
-
 def test_the_policy_stops_a_request_and_the_log_would_show_it(browser: Any, single: Path, tmp_path: Path) -> None:
-    # The two oracles above can fail: an image from elsewhere shows in the console, and without the policy as a request.
+    # Both oracles can fail: an image from elsewhere shows in the console, and without the policy as a request.
     image = '<img src="file:///nowhere/picture.png">'
     guarded = tmp_path / "guarded.html"
     guarded.write_text(single.read_text(encoding="utf-8").replace("<main>", f"<main>{image}"), encoding="utf-8")
@@ -105,14 +95,11 @@ HOSTILE = "</script><script>window.ran = 1</script><img src=x onerror='window.ra
 def test_hostile_text_stays_text_in_tables_figures_and_tooltips(
     browser: Any, tmp_path: Path, report: AuditReport, loss_audit: LossAudit
 ) -> None:
-    committed = Comparison.from_dict(json.loads(COMMITTED.read_text(encoding="utf-8")))
-    curves = tuple(replace(curve, name=f"{HOSTILE}{i}") for i, curve in enumerate(committed.curves))
-    audits = tuple(
-        replace(one, model=replace(one.model, name=f"{HOSTILE}{i}")) for i, one in enumerate((report, report))
-    )
+    curves = tuple(replace(curve, name=f"{HOSTILE}{i}") for i, curve in enumerate(COMMITTED.curves))
+    audits = [replace(report, model=replace(report.model, name=f"{HOSTILE}{i}")) for i in range(2)]
     path = tmp_path / "report.html"
     lost = replace(loss_audit, provenance={"loss": HOSTILE})
-    write_text(path, render_page(decide_results(audits, (lost,), (replace(committed, curves=curves),))))
+    write_text(path, render_page(decide_results(audits, (lost,), (replace(COMMITTED, curves=curves),))))
     open_page(browser, path)
     for name in ("cross_entropy", "p_z_999"):
         figure = browser.find_elements("css selector", f'figure[data-name="{name}"]')[-1]
@@ -154,8 +141,11 @@ return [...document.querySelectorAll("figure[data-name]")].map(figure => {
 """
 
 
-def test_every_figure_is_drawn_with_every_token(browser: Any, joined: Path, report: AuditReport) -> None:
+def test_it_opens_silently_with_every_figure_and_every_token(browser: Any, joined: Path, report: AuditReport) -> None:
     open_page(browser, joined)
+    browser.execute_script("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    assert browser.get_log("browser") == []
+    assert requested(browser) == [joined.as_uri()]
     charts = browser.execute_script(DRAWN)
     tails = [f"tail-{quantity}" for quantity in ("violation", "gain", "shift", "delta_u")]
     per_audit = ["plane", "rank16", "rays", *tails, "sigma", "energy"]
@@ -195,15 +185,13 @@ def test_labels_of_figures_keep_clear_of_one_another(
     sample = report.figures.geometry
     assert sample is not None
     columns = {
-        name: tuple(scale * value for value in getattr(sample, name)[:50])
-        for name in vars(sample)
-        if name.startswith(("delta", "x_", "y_"))
+        name: tuple(value * (1 if name.startswith(("a2", "rank16")) else scale) for value in values[:50])
+        for name, values in vars(sample).items()
+        if isinstance(values, tuple)
     }
-    columns |= {name: getattr(sample, name)[:50] for name in vars(sample) if name.startswith(("a2", "rank16"))}
     small = replace(report, figures=replace(report.figures, geometry=replace(sample, **columns)))
     path = tmp_path / "report.html"
-    committed = json.loads(COMMITTED.read_text(encoding="utf-8"))
-    write_text(path, render_page(decide_results(audits=(small, other), comparisons=(Comparison.from_dict(committed),))))
+    write_text(path, render_page(decide_results(audits=(small, other), comparisons=(COMMITTED,))))
     open_page(browser, path)
     assert browser.execute_script(CLEAR) == []
 
@@ -265,29 +253,26 @@ def test_shift_and_the_wheel_zoom_and_the_wheel_alone_scrolls(browser: Any, sing
     WebDriverWait(browser, 30).until(lambda driver: driver.execute_script(LABELS, figure) != before)
 
 
-def column(browser: Any, table: Any, index: int) -> list[float]:
-    cells = browser.execute_script(
-        "return [...arguments[0].tBodies[0].rows].map(r => r.children[arguments[1]].dataset.value)", table, index
-    )
-    return [float(cell) for cell in cells if cell]
-
-
-def test_tables_sort_both_ways_by_number_and_by_text(browser: Any, single: Path, report: AuditReport) -> None:
+def test_tables_sort_both_ways_by_number_and_by_text(browser: Any, single: Path) -> None:
     open_page(browser, single)
     table = browser.find_element("css selector", "table.numbers")
     headers = table.find_elements("css selector", "thead th")
     scroll_to(browser, table)
-    before = column(browser, table, 1)
+
+    def column() -> list[float]:
+        cells = "return [...arguments[0].tBodies[0].rows].map(r => r.children[1].dataset.value)"
+        return [float(cell) for cell in browser.execute_script(cells, table) if cell]
+
+    before = column()
     headers[1].click()
-    assert column(browser, table, 1) == sorted(before, reverse=True) != before
+    assert column() == sorted(before, reverse=True) != before
     assert headers[1].get_attribute("aria-sort") == "descending"
     headers[1].click()
-    assert column(browser, table, 1) == sorted(before)
+    assert column() == sorted(before)
     headers[1].send_keys("\n")
-    assert column(browser, table, 1) == sorted(before, reverse=True)
+    assert column() == sorted(before, reverse=True)
     headers[0].click()
-    first = table.find_element("css selector", "tbody td").get_attribute("data-value")
-    assert first == "a_p_99"
+    assert table.find_element("css selector", "tbody td").get_attribute("data-value") == "a_p_99"
     assert headers[1].get_attribute("aria-sort") is None
 
 
@@ -363,13 +348,12 @@ def test_a_mark_tells_its_values(browser: Any, single: Path, figure: str, marks:
 
 def wide_results(kind: str) -> dict[str, Any]:
     """Results that ran over the edge: ten names of methods above the curves, lines to paste, checksums of texts."""
-    committed = Comparison.from_dict(json.loads(COMMITTED.read_text(encoding="utf-8")))
-    many = tuple(replace(curve, name=f"{curve.name}-{i}") for i in range(6) for curve in committed.curves)
+    many = tuple(replace(curve, name=f"{curve.name}-{i}") for i in range(6) for curve in COMMITTED.curves)
     records = {
-        "comparisons": replace(committed, curves=many),
+        "comparisons": replace(COMMITTED, curves=many),
         "recommendations": made_up_recommendation(),
         "drifts": made_up_drift((2.0, 2.0, 9.0, 12.0)),
-        "reproductions": read_record(COMMITTED.parent / "tab_pretrained.json", ReproductionRecord),
+        "reproductions": read_record(DOCUMENTED / "tab_pretrained.json", ReproductionRecord),
     }
     return {kind: (records[kind],)}
 

@@ -29,27 +29,20 @@ def shown(report: AuditReport, router: RouterFindings) -> tuple[str, str]:
     return printed(audit_summary(audited, verbose=True)), render_page(decide_results(audits=(audited,)))
 
 
-def test_a_coefficient_of_ours_is_called_hypothetical(report: AuditReport) -> None:
+def test_quantities_have_names_and_a_coefficient_of_ours_is_called_hypothetical(report: AuditReport) -> None:
     terminal, page = shown(report, ROUTERS)
     for text in (terminal, page):
         assert "hypothetical, at coefficient 0.001 under token_layer_mean" in text
+        for key in ("softmax_normalizer", "applied.relative_per_layer", "log_z.p999", "correction_norm", "per_layer.0"):
+            assert key not in text
+    assert "load CV" in page
+    assert "layers.0.gate" in page
+    assert "p99.9 log Z_R (nat)" in terminal
+    assert all(cell_len(line.rstrip()) <= 80 for line in terminal.splitlines())
     own = replace(ROUTERS, coef=0.02, coef_origin="configuration", coef_key="router_z_loss_coef")
     for text in shown(report, own):
         assert "hypothetical" not in text
-        assert "at the model" in text
-        assert "router_z_loss_coef" in text
-        assert "= 0.02" in text
-
-
-def test_the_page_names_quantities_and_dumps_no_keys(report: AuditReport) -> None:
-    terminal, page = shown(report, ROUTERS)
-    for key in ("softmax_normalizer", "applied.relative_per_layer", "log_z.p999", "correction_norm", "per_layer.0"):
-        assert key not in page
-        assert key not in terminal
-    assert "load CV" in page
-    assert "p99.9 log Z_R (nat)" in terminal
-    assert "layers.0.gate" in page
-    assert all(cell_len(line.rstrip()) <= 80 for line in terminal.splitlines())
+        assert all(part in text for part in ("at the model", "router_z_loss_coef", "= 0.02"))
 
 
 def test_a_measured_scale_is_written_reported_and_decided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

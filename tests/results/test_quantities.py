@@ -57,18 +57,12 @@ def numbers(value: Any, path: str = "") -> Iterator[str]:
         yield path
 
 
-def test_every_number_of_an_audit_has_an_entry(report: AuditReport) -> None:
+def test_every_number_of_an_audit_and_of_an_implementation_audit_has_an_entry(report: AuditReport) -> None:
     planned = {"router_coef": 1e-3, "router_convention": "megatron", "router_share": 0.1}
-    data = weighed(report, **planned).to_dict()
-    found = set(numbers(data)) - SECTIONS
-    assert len(found) > 50
-    assert not [path for path in sorted(found) if define(path) is None]
-
-
-def test_every_number_of_an_implementation_audit_has_an_entry(report: AuditReport) -> None:
-    found = set(numbers(implementation_example(report).to_dict()))
-    assert len(found) > 30
-    assert not [path for path in sorted(found) if define(path) is None]
+    for record, least in ((weighed(report, **planned), 50), (implementation_example(report), 30)):
+        found = set(numbers(record.to_dict())) - SECTIONS
+        assert len(found) > least
+        assert not [path for path in sorted(found) if define(path) is None]
 
 
 def test_every_number_of_a_run_and_of_its_steps_has_an_entry(tmp_path: Path) -> None:
@@ -88,11 +82,6 @@ def test_every_number_of_a_run_and_of_its_steps_has_an_entry(tmp_path: Path) -> 
         assert not unknown, unknown
 
 
-def test_every_token_statistic_has_an_entry() -> None:
-    properties = {name for name, value in vars(TokenStats).items() if isinstance(value, property)}
-    assert not [name for name in {f.name for f in fields(TokenStats)} | properties if define(name) is None]
-
-
 def test_entries_are_complete_and_their_labels_are_the_papers() -> None:
     assert len({entry.key for entry in QUANTITIES}) == len(QUANTITIES)
     for entry in QUANTITIES:
@@ -100,17 +89,13 @@ def test_entries_are_complete_and_their_labels_are_the_papers() -> None:
         assert entry.meaning
         assert not entry.meaning.endswith("."), entry
         assert not entry.equation or entry.equation in LABELS, entry
+    properties = {name for name, value in vars(TokenStats).items() if isinstance(value, property)}
+    assert not [name for name in {f.name for f in fields(TokenStats)} | properties if define(name) is None]
 
 
-def test_a_number_without_an_entry_is_seen() -> None:
-    assert define("heads.raw.a_p_50") is None
-    assert define("nowhere") is None
+def test_a_number_without_an_entry_is_seen_and_one_key_of_two_meanings_is_told_by_its_path() -> None:
+    assert define("heads.raw.a_p_50") is define("nowhere") is None
     assert list(numbers({"heads": {"raw": {"a_p_50": 1.0, "name": "x", "exact": True}}})) == ["heads.raw.a_p_50"]
-
-
-def test_one_key_of_two_meanings_is_told_by_its_path() -> None:
-    path, source = define("tied_paths.raw.cosine"), define("source.cosine")
-    assert path is not None
-    assert source is not None
-    assert (path.equation, source.equation) == ("eq:tied_decomp", "eq:backward_deltas")
+    found = [define(path) for path in ("tied_paths.raw.cosine", "source.cosine")]
+    assert [entry and entry.equation for entry in found] == ["eq:tied_decomp", "eq:backward_deltas"]
     assert symbol("unheard_of") == "unheard_of"

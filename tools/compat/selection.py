@@ -48,7 +48,7 @@ AREAS = {
         "tests/cli/test_train.py::test_one_folder_per_run",
         "tests/cli/test_train.py::test_a_stress_setting_and_tensorboard",
     ),
-    "results": ("tests/results/test_writing.py", "tests/results/test_reading.py"),
+    "results": ("tests/results/test_io.py",),
 }
 DESELECTED = (
     "tests/cli/test_main.py::test_help_answers_in_half_a_second",

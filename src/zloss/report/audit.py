@@ -36,7 +36,7 @@ from zloss.report.logprobs import logprob_document
 from zloss.report.numbers import coefficient, factor, number, percent, seconds
 from zloss.report.router import findings_document
 from zloss.results.audit import NOT_MEASURED, AuditReport, ExtremeTable, ExtremeToken
-from zloss.results.decision import ActionVerdict, Consequence, Decision, Effect
+from zloss.results.decision import ActionVerdict, Decision
 from zloss.results.quantities import BY_KEY, HEAD, HEADLINE, NAMES, Definition, symbol
 from zloss.results.record import to_plain
 
@@ -71,6 +71,12 @@ VERDICTS: dict[bool | None, tuple[Tone, str]] = {
 ADVICE = (
     " A stage fires when its number passes its threshold. The first line of each stage says whether that matters here."
 )
+MATTERS: dict[bool | None, tuple[str, str, Tone]] = {
+    True: ("It matters", "It matters here.", "fired"),
+    False: ("It does not matter", "Too small to matter here.", "quiet"),
+    None: ("Not known", "Its effect is not known.", "open"),
+}
+"""Whether a consequence matters → how its stage says so, how a card does, and the card's tone."""
 OUTPUT_STAGES = 4
 """The first stages are about the output head: what their actions change is measured on the same text."""
 
@@ -124,7 +130,7 @@ def audit_document(
         heading("All numbers", "numbers", "Numbers"),
         *map(Text, remarks(report)),
         numbers_table(report),
-        Group("columns", (_gradients(report), _tied_paths(report), _spacing(report))),
+        Group("columns", _small_tables(report)),
     ]
     if report.logit_noise is not None and report.logit_noise.rows:
         document += [heading("Log-probabilities from 16-bit logits", "logprobs", "Log-probabilities")]
@@ -167,7 +173,11 @@ def audit_summary(report: AuditReport, *, models: str | None = None, verbose: bo
         numbers_table(report),
         Text("Other symbols and keys: zloss glossary WORD", "soft"),
         *(findings_document(report.router) if report.router is not None else ()),
-        *(decision_document(report.decisions, map_heading(report.decisions), models) if report.decisions else ()),
+        *(
+            decision_document(report.decisions, Heading(f"Decision map: {tally(report.decisions)}"), models)
+            if report.decisions
+            else ()
+        ),
     ]
 
 
@@ -191,11 +201,6 @@ def decision_document(decisions: Sequence[Decision], first: Block, models: str |
     return [first, *([Text(models, "banner")] if models else []), Items(tuple(items))]
 
 
-def map_heading(decisions: Sequence[Decision]) -> Heading:
-    """The decision map on a terminal."""
-    return Heading(f"Decision map: {tally(decisions)}")
-
-
 def stage_item(decision: Decision, *, actions: bool = True) -> Item:
     """A stage in short, with its action where it fired."""
     tone, word = VERDICTS[decision.fired]
@@ -211,7 +216,7 @@ def _stage(decision: Decision, place: int) -> Item:
         trigger += f": {number(decision.value)}, threshold {number(decision.threshold)}{named}"
     consequence = decision.consequence
     facts = (
-        *([("Here", _consequence(consequence))] if consequence is not None else []),
+        *([("Here", f"{MATTERS[consequence.matters][0]}. {consequence.reason}")] if consequence is not None else []),
         ("Risk", decision.risk),
         ("Trigger", trigger),
         (
@@ -229,18 +234,15 @@ def _stage(decision: Decision, place: int) -> Item:
         effects,
         (
             (Column("quantity", "text"), lambda effect: Cell(symbol(effect.quantity), note=effect.note)),
-            ("before", lambda effect: _effect_number(effect, effect.before)),
-            ("after", lambda effect: _effect_number(effect, effect.after)),
+            ("before", lambda effect: number(effect.before)),
+            ("after", lambda effect: number(effect.after)),
             ("change", lambda effect: factor(effect.ratio)),
         ),
         title=title,
         name="effects",
         sortable=False,
     )
-    changes = "; ".join(
-        f"{symbol(effect.quantity)} {_effect_number(effect, effect.before)} → {_effect_number(effect, effect.after)}"
-        for effect in effects
-    )
+    changes = "; ".join(f"{symbol(one.quantity)} {number(one.before)} → {number(one.after)}" for one in effects)
     short = stage_item(decision)
     harmless = bool(decision.fired) and consequence is not None and consequence.matters is False
     return replace(
@@ -251,17 +253,6 @@ def _stage(decision: Decision, place: int) -> Item:
         body=(Terms(facts), *([measured] if effects else [])),
         expanded=bool(decision.fired) and not harmless,
     )
-
-
-def _consequence(consequence: Consequence) -> str:
-    """Whether it matters, and why."""
-    word = {True: "It matters", False: "It does not matter", None: "Not known"}[consequence.matters]
-    return f"{word}. {consequence.reason}"
-
-
-def _effect_number(effect: Effect, value: float | None) -> str:
-    """A number of an effect; a λ is written as a power of ten."""
-    return coefficient(value) if effect.unit == "λ" else number(value)
 
 
 def tally(decisions: Sequence[Decision]) -> str:
@@ -288,20 +279,18 @@ def _facts(report: AuditReport) -> str:
 
 def remarks(report: AuditReport) -> list[str]:
     """The λ that meets the R_Z budget, and the notes."""
-    return [sentence for sentence in (_budget(report), *report.notes) if sentence]
-
-
-def _budget(report: AuditReport) -> str:
     budget, gradient = report.lambda_budget, report.gradient
     if budget is None or gradient is None or gradient.raw.r_z is None or budget.raw is None or not budget.raw > 0:
-        return ""
-    sentence = f"At λ = {coefficient(gradient.coef)} the Z gradient of the head is {percent(gradient.raw.r_z)} of the CE gradient"
-    sentence += f"; it would be {percent(budget.r_z)}, the budget of R_Z, at λ = {coefficient(budget.raw)} raw"
-    if budget.centered is not None:
-        sentence += f", {coefficient(budget.centered)} centered"
+        return list(report.notes)
     solved = [value for value in (budget.raw, budget.centered) if value is not None and value > 0]
     farthest = max(solved, key=lambda value: abs(math.log(value / 1e-4)))
-    return f"{sentence} ({usual_range(farthest)})."
+    centered = "" if budget.centered is None else f", {coefficient(budget.centered)} centered"
+    return [
+        f"At λ = {coefficient(gradient.coef)} the Z gradient of the head is {percent(gradient.raw.r_z)} of the CE gradient; it "
+        f"would be {percent(budget.r_z)}, the budget of R_Z, at λ = {coefficient(budget.raw)} raw{centered} "
+        f"({usual_range(farthest)}).",
+        *report.notes,
+    ]
 
 
 def head_definition(key: str, report: AuditReport) -> Definition:
@@ -345,10 +334,8 @@ def _card_verdict(key: str, report: AuditReport) -> tuple[str, Tone]:
     found = next((one for one in report.decisions if one.stage == stage), None)
     if found is None or found.consequence is None:
         return "Lower is better.", ""
-    matters = found.consequence.matters
-    said = {True: "It matters here.", False: "Too small to matter here.", None: "Its effect is not known."}[matters]
-    tones: dict[bool | None, Tone] = {True: "fired", False: "quiet", None: "open"}
-    return f"Lower is better. {said}", tones[matters]
+    _, said, tone = MATTERS[found.consequence.matters]
+    return f"Lower is better. {said}", tone
 
 
 def _of_head(report: AuditReport, head: str, key: str) -> float | None:
@@ -394,27 +381,24 @@ def numbers_table(report: AuditReport) -> Table:
     )
 
 
-def _gradients(report: AuditReport) -> Table:
+def _small_tables(report: AuditReport) -> tuple[Table, ...]:
+    """Gradients, paths and spacing by coordinate, each with a note; the note alone where they were not measured."""
     gradient, budget = report.gradient, report.lambda_budget
     why, at = report.reason("gradient") or NOT_MEASURED, "" if budget is None else f" = {number(budget.r_z)}"
     if gradient is not None:
         how = f"{gradient.reduction}-reduced over {gradient.blocks} blocks"
         why = f"{how} at λ = {coefficient(gradient.coef)}; R_Z is linear in λ."
+    untied = NOT_MEASURED if report.model.tied else "The head is untied: no input path leads to its gradient."
+    no_paths = "" if report.tied_paths is not None else report.reason("tied_paths") or untied
+    coarse = "Logits closer than the spacing merge when stored in that format, before any softmax sees them."
     solved = Column.of("lambda_budget", f"{symbol('lambda_budget')}{at}")
     more: Columns = ((solved, lambda name: coefficient(getattr(budget, name, None))),)
-    return _small("Gradient of the head", gradient, ("r_z", "c_z"), why, ("raw", "centered", "whole_model"), more)
-
-
-def _tied_paths(report: AuditReport) -> Table:
-    untied = NOT_MEASURED if report.model.tied else "The head is untied: no input path leads to its gradient."
-    why = "" if report.tied_paths is not None else report.reason("tied_paths") or untied
-    return _small("Paths into the tied table", report.tied_paths, ("output_norm", "input_norm", "cosine"), why)
-
-
-def _spacing(report: AuditReport) -> Table:
-    why = "Logits closer than the spacing merge when stored in that format, before any softmax sees them."
     keys = ("row_max_999", "bf16_spacing", "fp16_spacing")
-    return _small("Where stored logits get coarse", report.precision, keys, why)
+    return (
+        _small("Gradient of the head", gradient, ("r_z", "c_z"), why, ("raw", "centered", "whole_model"), more),
+        _small("Paths into the tied table", report.tied_paths, ("output_norm", "input_norm", "cosine"), no_paths),
+        _small("Where stored logits get coarse", report.precision, keys, coarse),
+    )
 
 
 def _small(

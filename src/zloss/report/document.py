@@ -197,10 +197,17 @@ def table(
     columns: Columns,
     *,
     digits: int = 4,
+    meanings: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Table:
-    """A line per record."""
-    titled = [(Column(column) if isinstance(column, str) else column, shown) for column, shown in columns]
+    """A line per record; `meanings` explain columns by their titles, several at once if they are separated by commas."""
+    if meanings is not None:
+        options["legend"] = tuple(Definition(title, title, meaning) for title, meaning in meanings.items())
+    known = {title: entry for entry in options.get("legend", ()) for title in entry.symbol.split(", ")}
+    titled = [
+        (Column(column, quantity=known.get(column)) if isinstance(column, str) else column, shown)
+        for column, shown in columns
+    ]
     rows = tuple(
         tuple(cell(getattr(record, shown), digits) if isinstance(shown, str) else shown(record) for _, shown in titled)
         for record in records

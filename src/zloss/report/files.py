@@ -14,7 +14,6 @@ from zloss.report.audit import (
     audit_document,
     audit_summary,
     decision_document,
-    map_heading,
     side_by_side_document,
     tally,
 )
@@ -145,7 +144,10 @@ def terminal_document(results: DecidedResults, *, verbose: bool = False) -> Docu
         named = list(zip(audit_names(audits), audits, strict=True))
         decided = [side_by_side_document(named, models=[one.models for one in maps])]
     else:
-        decided = [decision_document(one.decisions, map_heading(one.decisions), one.models) for one in maps]
+        decided = [
+            decision_document(one.decisions, Heading(f"Decision map: {tally(one.decisions)}"), one.models)
+            for one in maps
+        ]
     parts = (
         *map(loss_audit_summary, results.loss_audits),
         *(comparison_summary(comparison, verbose=verbose) for comparison in results.comparisons),

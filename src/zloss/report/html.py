@@ -62,6 +62,12 @@ def to_page(document: Sequence[Block], title: str, *, static: bool = False) -> s
         except MissingDependencyError as error:
             figures, hint = "none", _banner(str(error))
     style = _asset("page.css") + _generated_rules()
+    allowed = " ".join(f"'{_checksum(script)}'" for script in scripts) or "'none'"
+    # No requests, no base address, no forms.
+    policy = (
+        f"default-src 'none'; style-src '{_checksum(style)}'; script-src {allowed}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
     links = "".join(
         f'<a href="#{escape(block.anchor)}">{escape(block.link)}</a>'
         for block in walk(document)
@@ -75,7 +81,7 @@ def to_page(document: Sequence[Block], title: str, *, static: bool = False) -> s
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<meta http-equiv="Content-Security-Policy" content="{content_policy(style, scripts)}">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             f'<title>{escape(title)} · zloss</title>\n<link rel="icon" href="data:,">',
             f"<style>{style}</style>",
             *(f"<script>{one}</script>" for one in scripts),
@@ -88,15 +94,6 @@ def to_page(document: Sequence[Block], title: str, *, static: bool = False) -> s
 
 def _banner(sentence: str) -> str:
     return f'<p class="banner">{prose(sentence)}</p>'
-
-
-def content_policy(style: str, scripts: Sequence[str]) -> str:
-    """The value of `Content-Security-Policy`: no requests, no base address, no forms."""
-    allowed = " ".join(f"'{_checksum(script)}'" for script in scripts) or "'none'"
-    return (
-        f"default-src 'none'; style-src '{_checksum(style)}'; script-src {allowed}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
 
 
 def _checksum(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from zloss.report.audit import stage_item
@@ -12,7 +12,6 @@ from zloss.report.numbers import number
 from zloss.results.comparison import method_label
 from zloss.results.decision import Decision
 from zloss.results.implementation_audit import ImplementationAudit
-from zloss.results.quantities import Definition
 
 PARTS = {"total": "CE+Z", "z": "Z"}
 TEXTS = ("logits", "loss", "dtype", "gradient", "of", "method")
@@ -56,14 +55,9 @@ def _sections(audit: ImplementationAudit, *, digits: int) -> Document:
     psi = f"psi_{max((int(scale) for scale in scales if scale.isdecimal()), default=65536)}"
     overflows = psi.replace("psi", "Ψ")
 
-    def distance(name: str) -> Callable[[Any], Cell]:
+    def distance(cosine: float | None) -> Cell:
         """1 − cosine, which rounding may make a little negative."""
-
-        def found(line: Any) -> Cell:
-            cosine = getattr(line, name)
-            return cell(None if cosine is None else max(1 - cosine, 0.0), digits)
-
-        return found
+        return cell(None if cosine is None else max(1 - cosine, 0.0), digits)
 
     def implementation(line: Any) -> str:
         return Plain(f"{line.title if digits > 2 else line.implementation}{' *' if line.interpreted else ''}")
@@ -73,7 +67,7 @@ def _sections(audit: ImplementationAudit, *, digits: int) -> Document:
             "source", "Stored logits: the Z source against fp64", audit.source,
             (
                 ("logits", _scaled), ("forward", "forward_rel_error"), ("Δ_src", "delta_src"), ("p99", "delta_src_p99"),
-                ("max", "delta_src_max"), ("1 − cos", distance("backward_cosine")), ("nonfinite", "nonfinite"),
+                ("max", "delta_src_max"), ("1 − cos", lambda line: distance(line.backward_cosine)), ("nonfinite", "nonfinite"),
             ),
             {
                 "forward": "relative error of the loss value",
@@ -85,7 +79,7 @@ def _sections(audit: ImplementationAudit, *, digits: int) -> Document:
             "implementations", "Implementations: the gradient they return, against fp64", audit.implementations,
             (
                 ("loss", implementation), ("dtype", lambda line: line.storage), ("forward", "rel_forward_error"),
-                ("Δ_tot", "delta_total"), ("1 − cos", distance("total_cosine")), ("Δ_Z", "delta_z"),
+                ("Δ_tot", "delta_total"), ("1 − cos", lambda line: distance(line.total_cosine)), ("Δ_Z", "delta_z"),
                 ("own Δ_Z", "kernel_delta_z"),
             ),
             {
@@ -97,8 +91,8 @@ def _sections(audit: ImplementationAudit, *, digits: int) -> Document:
             "updates", "Update: gradient and first Adam direction", audit.updates,
             (
                 ("logits", _scaled), ("gradient", lambda line: PARTS[line.part]), ("of", lambda line: line.scope),
-                ("Δ_θ", "grad_rel_error"), ("1 − cos", distance("grad_cosine")), ("Adam error", "adam_dir_rel_error"),
-                ("1 − cos", distance("adam_dir_cosine")),
+                ("Δ_θ", "grad_rel_error"), ("1 − cos", lambda line: distance(line.grad_cosine)),
+                ("Adam error", "adam_dir_rel_error"), ("1 − cos", lambda line: distance(line.adam_dir_cosine)),
             ),
             {"Δ_θ, Adam error": "relative error of the parameter gradient, and of the first Adam direction"},
         ),
@@ -121,10 +115,8 @@ def _sections(audit: ImplementationAudit, *, digits: int) -> Document:
         if not lines:
             document.append(Text(f"Not measured: {audit.reasons.get(key, 'it was left out')}.", "soft"))
             continue
-        legend = tuple(Definition(name, name, meaning) for name, meaning in meanings.items())
-        known = {name: entry for entry in legend for name in entry.symbol.split(", ")}
-        shown = [(Column(name, "text" if name in TEXTS else "number", known.get(name)), made) for name, made in columns]
-        document.append(table(lines, shown, digits=digits, legend=legend, name="numbers"))
+        shown = [(Column(name, "text") if name in TEXTS else name, made) for name, made in columns]
+        document.append(table(lines, shown, digits=digits, meanings=meanings, name="numbers"))
     notes = [note if note.endswith(".") else f"{note}." for note in audit.notes]
     starred = [INTERPRETED] if any(line.interpreted for line in audit.implementations) else []
     return [*document, *(Text(note, "soft") for note in starred + notes)]

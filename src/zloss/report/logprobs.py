@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from zloss.report.document import Cell, Column, Columns, Document, Text, cell, table
 from zloss.report.numbers import MISSING, percent
 from zloss.results.logprobs import LogprobNoise
-from zloss.results.quantities import Definition
 
 CASES = {"storage": "logits", "product": "inputs, head, logits", "operands": "inputs and head"}
 """What is rounded to 16 bits."""
 HEADS = {"raw": "as it is", "centered": "centered", "softcapped": "capped at 30"}
-LEGEND = (
-    Definition(
-        "RMS, p99", "RMS, p99", "root mean square and 99 % quantile of |δ| over the tokens of the text, in nats"
-    ),
-    Definition("mean", "mean", "mean of δ and its standard error, with tokens taken as independent"),
-    Definition(
-        "tight, ±1 %, ±5 %",
-        "tight, ±1 %, ±5 %",
-        "share of tokens whose ratio e^δ is outside [0.999, 1.002], ±1 %, ±5 %",
-    ),
-    Definition(
-        "on policy",
-        "on policy",
-        "RMS of δ for tokens that the model itself samples, summed exactly over the vocabulary",
-    ),
-    Definition("KL", "KL", "KL divergence of the fp32 from the 16-bit distribution, exact, mean over positions"),
-    Definition("Σδ", "Σδ", "largest |Σδ| of a block: the log-ratio of a whole sequence"),
-)
+MEANINGS = {
+    "RMS, p99": "root mean square and 99 % quantile of |δ| over the tokens of the text, in nats",
+    "mean": "mean of δ and its standard error, with tokens taken as independent",
+    "tight, ±1 %, ±5 %": "share of tokens whose ratio e^δ is outside [0.999, 1.002], ±1 %, ±5 %",
+    "on policy": "RMS of δ for tokens that the model itself samples, summed exactly over the vocabulary",
+    "KL": "KL divergence of the fp32 from the 16-bit distribution, exact, mean over positions",
+    "Σδ": "largest |Σδ| of a block: the log-ratio of a whole sequence",
+}
+SHARES = {"tight": "outside_tight", "±1 %": "outside_1", "±5 %": "outside_5"}
 WHAT_IT_IS = (
     "δ is the log-probability of a token from 16-bit logits minus that from fp32 logits of the same weights: the share of the "
     "output head alone. It is the log-ratio between a 16-bit trainer and an exact sampler (−δ the other way round). Two 16-bit "
@@ -46,30 +36,21 @@ def logprob_document(rows: Sequence[LogprobNoise]) -> Document:
             return cell(row.gap.mean, 3)
         return Cell(f"{row.gap.mean:.4f} ± {row.gap.mean_se:.4f}", row.gap.mean)
 
-    def share(name: str) -> Callable[[LogprobNoise], Cell]:
-        def found(row: LogprobNoise) -> Cell:
-            value = getattr(row.gap, name)
-            return Cell(MISSING if value is None else percent(value), value)
+    def share(row: LogprobNoise, name: str) -> Cell:
+        value = getattr(row.gap, name)
+        return Cell(MISSING if value is None else percent(value), value)
 
-        return found
-
-    known = {name: entry for entry in LEGEND for name in entry.symbol.split(", ")}
     columns: Columns = (
         (Column("format", "text"), lambda row: row.format),
         (Column("rounded", "text"), lambda row: CASES[row.case]),
         (Column("head", "text"), lambda row: HEADS[row.head]),
-        (Column("tokens"), lambda row: cell(row.gap.tokens)),
-        (Column("RMS", quantity=known["RMS"]), lambda row: cell(row.gap.rms, 3)),
-        (Column("p99", quantity=known["p99"]), lambda row: cell(row.gap.p99_abs, 3)),
-        (Column("mean", quantity=known["mean"]), mean),
-        (Column("tight", quantity=known["tight"]), share("outside_tight")),
-        (Column("±1 %", quantity=known["±1 %"]), share("outside_1")),
-        (Column("±5 %", quantity=known["±5 %"]), share("outside_5")),
-        (Column("on policy", quantity=known["on policy"]), lambda row: cell(row.on_policy_rms, 3)),
-        (Column("KL", quantity=known["KL"]), lambda row: cell(row.kl, 2)),
-        (
-            Column("Σδ", quantity=known["Σδ"]),
-            lambda row: cell(max(map(abs, row.gap.sequence_sums), default=None), 3),
-        ),
+        ("tokens", lambda row: cell(row.gap.tokens)),
+        ("RMS", lambda row: cell(row.gap.rms, 3)),
+        ("p99", lambda row: cell(row.gap.p99_abs, 3)),
+        ("mean", mean),
+        *((title, lambda row, name=name: share(row, name)) for title, name in SHARES.items()),
+        ("on policy", lambda row: cell(row.on_policy_rms, 3)),
+        ("KL", lambda row: cell(row.kl, 2)),
+        ("Σδ", lambda row: cell(max(map(abs, row.gap.sequence_sums), default=None), 3)),
     )
-    return [Text(WHAT_IT_IS, "lead"), table(rows, columns, legend=LEGEND, name="numbers")]
+    return [Text(WHAT_IT_IS, "lead"), table(rows, columns, meanings=MEANINGS, name="numbers")]

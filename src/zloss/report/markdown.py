@@ -1,11 +1,10 @@
-"""A document as Markdown."""
+"""A document as Markdown: headings, sentences and tables, which is all that the Markdown pages of results have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from zloss.report.document import Block, Card, Cell, Figure, Group, Heading, Item, Items, Table, Terms, Text
-from zloss.report.numbers import number
+from zloss.report.document import Block, Cell, Heading, Table, Text
 
 VERDICTS = ("error", "warning", "note", "pass", "fired", "quiet", "open")
 """Tones that make a word stand out."""
@@ -20,7 +19,7 @@ def to_markdown(document: Iterable[Block]) -> str:
         text = _block(block)
         if joined and joined == before:
             parts[-1] += f"\n{text}"
-        elif text:
+        else:
             parts.append(text)
         before = joined
     return "\n\n".join(parts) + "\n"
@@ -35,34 +34,15 @@ def _block(block: Block) -> str:
         case Text(sentence, style, tone):
             strong = style == "strong" or tone == "strong"
             return f"- {sentence}" if style == "item" else f"**{sentence}**" if strong else sentence
-        case Terms(items, title):
-            return "\n".join([*([f"**{title}**\n"] if title else []), *(f"- {name}: {text}" for name, text in items)])
-        case Table():
-            return _table(block)
-        case Items(items):
-            return "\n".join(map(_item, items))
-        case Card(name, quantity, raw, centered):
-            return f"- {name} ({quantity.symbol}): {number(raw)} raw, {number(centered)} centered"
-        case Figure(name, title):
-            return f"![{title}]({name}.svg)"
-        case Group(_, blocks):
-            return to_markdown(blocks).rstrip("\n")
+        case Table(columns, rows):
+            rule = ["---:" if column.kind == "number" else "---" for column in columns]
+            return "\n".join(
+                map(_line, ([column.title for column in columns], rule, *(map(_cell, row) for row in rows)))
+            )
+    raise TypeError(f"Markdown has no form for a {type(block).__name__}")
 
 
-def _item(item: Item) -> str:
-    return "\n".join([f"- {item.name}: **{item.word}**; {item.text}", *(f"  - {line}" for line, _ in item.more)])
-
-
-def _table(table: Table) -> str:
-    rule = ["---:" if column.kind == "number" else "---" for column in table.columns]
-    titles = [column.title.replace("\n", " ") for column in table.columns]
-    rows = [[_cell(cell) for cell in row] for row in table.rows]
-    lines = [_line(titles), _line(rule), *map(_line, rows)]
-    head, tail = ([f"**{table.title}**", ""] if table.title else []), (["", table.note] if table.note else [])
-    return "\n".join([*head, *lines, *tail])
-
-
-def _line(cells: Sequence[str]) -> str:
+def _line(cells: Iterable[str]) -> str:
     # A bar would end a cell.
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
@@ -70,9 +50,9 @@ def _line(cells: Sequence[str]) -> str:
 def _cell(cell: Cell | str) -> str:
     if isinstance(cell, str):
         return cell
-    text = f"{cell.note}{cell.text}" if cell.token else cell.text
+    text = cell.text
     if cell.mark:
         text = f"**{cell.mark}** {text}".rstrip()
     elif cell.tone in VERDICTS and text:
         text = f"**{text}**"
-    return f"{text} ({cell.note})" if cell.note and not cell.token else text
+    return f"{text} ({cell.note})" if cell.note else text

@@ -8,11 +8,6 @@ MISSING = "–"
 _SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
-def superscript(exponent: int) -> str:
-    """An exponent in raised digits."""
-    return str(exponent).translate(_SUPERSCRIPT)
-
-
 def number(value: float | int | None, digits: int = 4) -> str:
     """Four significant digits; powers of ten only where plain digits would be unreadable.
 
@@ -26,9 +21,7 @@ def number(value: float | int | None, digits: int = 4) -> str:
     if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e12):
         return f"{int(value):,}"
     if not 1e-3 <= abs(value) < 1e6:
-        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
-        mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
-        return f"{mantissa}×10{superscript(int(exponent))}"
+        return "×".join(_scientific(value, digits))
     places = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
     text = f"{value:,.{places}f}"
     # Trailing zeros show the precision of a rounded number; a number that is exact in fewer digits has none.
@@ -43,10 +36,15 @@ def coefficient(value: float | None) -> str:
     """
     if value is None or not 0 < abs(value) < 1e-2:
         return number(value, 3)
-    mantissa, exponent = f"{value:.2e}".split("e")
-    mantissa = mantissa.rstrip("0").rstrip(".")
-    power = f"10{superscript(int(exponent))}"
+    mantissa, power = _scientific(value, 3)
     return power if mantissa == "1" else f"{mantissa}×{power}"
+
+
+def _scientific(value: float, digits: int) -> tuple[str, str]:
+    """Mantissa and power of ten."""
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    return mantissa, f"10{str(int(exponent)).translate(_SUPERSCRIPT)}"
 
 
 def percent(value: float) -> str:

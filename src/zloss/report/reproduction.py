@@ -26,7 +26,6 @@ from zloss.results.quantities import define, symbol
 from zloss.results.reproduction import (
     NOT_JUDGED,
     PROFILES,
-    ReproducedClaim,
     ReproducedLine,
     ReproductionRecord,
     TextSource,
@@ -154,9 +153,6 @@ def _claims(record: ReproductionRecord) -> Document:
     if not record.judged:
         return [Text(f"{claims_tally(record)}.")]
 
-    def on_paper(claim: ReproducedClaim) -> str:
-        return MISSING if claim.on_the_papers_numbers is None else claim.on_the_papers_numbers.verdict
-
     columns: Columns = (
         (
             Column("the paper's statement", "prose"),
@@ -167,7 +163,10 @@ def _claims(record: ReproductionRecord) -> Document:
             lambda claim: Cell(claim.verdict, claim.verdict, VERDICTS[claim.verdict][1]),
         ),
         (Column("evidence", "prose"), lambda claim: claim.evidence),
-        (Column("on the paper's own numbers", "prose"), on_paper),
+        (
+            Column("on the paper's own numbers", "prose"),
+            lambda claim: getattr(claim.on_the_papers_numbers, "verdict", MISSING),
+        ),
     )
     said = f"{claims_tally(record)}. In brackets: the part of the check that is ours."
     return [Text(said), table(record.claims, columns, name="claims")]

@@ -16,8 +16,7 @@ from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from zloss.report.document import Block, Card, Cell, Column, Group, Heading, Item, Items, Table, Terms, Text
-from zloss.report.numbers import number
+from zloss.report.document import Block, Cell, Column, Group, Heading, Item, Items, Table, Terms, Text
 
 STYLES = {
     "strong": "bold", "soft": "dim", "raw": "", "centered": "", "code": "", "paper": "cyan",
@@ -35,7 +34,7 @@ LEAST_PROSE = 26
 
 
 def print_document(document: Iterable[Block], console: Console | None = None) -> None:
-    """Print every block; figures are not for a terminal."""
+    """Print every block; figures and cards are for pages alone."""
     console = console or Console(markup=False)
     for block in document:
         match block:
@@ -49,18 +48,13 @@ def print_document(document: Iterable[Block], console: Console | None = None) ->
                 indent = "  " if style == "item" else ""
                 look = f"{TEXTS.get(style, '')} {STYLES.get(tone, '')}".strip()
                 _sentence(console, sentence, first=indent, rest=indent, style=look)
-            case Terms(items, title):
-                if title:
-                    _sentence(console, title, style="bold")
+            case Terms(items):
                 for name, text in items:
                     _sentence(console, text, first=f"{name}: ", rest="    ")
             case Table():
                 _print_table(block, console)
             case Items(items):
                 _print_items(items, console)
-            case Card(name, quantity, raw, centered):
-                shown = f"{number(raw)} raw, {number(centered)} centered"
-                _sentence(console, shown, first=f"{name} ({quantity.symbol}): ")
             case Group(_, blocks):
                 print_document(blocks, console)
 
@@ -117,32 +111,30 @@ def _print_rows(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], keys:
     widths = [max(map(cell_len, (*title.split("\n"), *cells))) for title, *cells in texts]
     words = [max((cell_len(word) for text in column for word in text.split()), default=1) for column in texts]
     prose = [i for i, column in enumerate(columns) if column.kind == "prose"]
-    if sum(widths) + PADDING * len(widths) <= console.width:
-        _print_part(columns, rows, dict(enumerate(widths)), console)
+    # Sentences are folded; in a table of numbers its keys.
+    folded = prose or list(range(keys))
+    wanted = [widths[i] for i in folded]
+    least = [max(min(LEAST_PROSE, widths[i]), words[i]) if prose else words[i] for i in folded]
+    room = console.width - PADDING * len(columns) - sum(widths) + sum(wanted)
+    if sum(least) <= room:
+        fitted = zip(folded, folded_widths(wanted, least, room), strict=True)
+        _print_part(columns, rows, dict(enumerate(widths)) | dict(fitted), console)
     elif prose:
-        rest = sum(widths[i] + PADDING for i in range(len(columns)) if i not in prose)
-        shares = _shared(console.width - rest - PADDING * len(prose), [widths[i] for i in prose])
-        least = [max(min(LEAST_PROSE, widths[i]), words[i]) for i in prose]
-        if all(share >= needed for share, needed in zip(shares, least, strict=True)):
-            _print_part(columns, rows, dict(enumerate(widths)) | dict(zip(prose, shares, strict=True)), console)
-        else:
-            _print_stacked(columns, rows, console)
+        _print_stacked(columns, rows, console)
     else:
-        room = console.width - sum(width + PADDING for width in widths[keys:])
-        # The table stays whole where it is enough to fold its keys.
-        whole = sum(word + PADDING for word in words[:keys]) <= room
-        fitted = folded_keys(widths[:keys], words[:keys], room if whole else console.width // 2)
-        for group in column_groups(widths, fitted, console.width):
-            _print_part(columns, rows, dict(enumerate(fitted)) | {i: widths[i] for i in group}, console)
+        fitted_keys = folded_widths(wanted, least, console.width // 2 - PADDING * keys)
+        for group in column_groups(widths, fitted_keys, console.width):
+            _print_part(columns, rows, dict(enumerate(fitted_keys)) | {i: widths[i] for i in group}, console)
 
 
-def folded_keys(whole: Sequence[int], words: Sequence[int], room: int) -> list[int]:
-    """Widths of the key columns: whole where they fit in `room`, otherwise the wider ones are folded between words."""
-    found = list(words)
-    for i in sorted(range(len(whole)), key=lambda i: whole[i]):
-        spare = room - sum(found) - PADDING * len(found)
-        found[i] += max(0, min(spare, whole[i] - found[i]))
-    return found
+def folded_widths(wanted: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """`room` divided among columns that can be folded: each has at least its `least`, and the narrowest grow first."""
+    widths = list(least)
+    for _ in range(room - sum(least)):
+        growing = [i for i, width in enumerate(widths) if width < wanted[i]]
+        if growing:
+            widths[min(growing, key=widths.__getitem__)] += 1
+    return widths
 
 
 def column_groups(whole: Sequence[int], key_widths: Sequence[int], width: int) -> list[tuple[int, ...]]:
@@ -154,15 +146,6 @@ def column_groups(whole: Sequence[int], key_widths: Sequence[int], width: int) -
             groups.append([])
         groups[-1].append(column)
     return [tuple(group) for group in groups]
-
-
-def _shared(room: int, wanted: Sequence[int]) -> list[int]:
-    """The width divided among columns of prose: what a column does not need goes to the others."""
-    shares, left = [0] * len(wanted), room
-    for place, i in enumerate(sorted(range(len(wanted)), key=lambda i: wanted[i])):
-        shares[i] = min(wanted[i], left // (len(wanted) - place))
-        left -= shares[i]
-    return shares
 
 
 def _print_part(

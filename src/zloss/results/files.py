@@ -45,8 +45,9 @@ def kind_of(schema: str) -> str:
 
 RECORDS: dict[str, type[Reported]] = {record.SCHEMA: record for record in get_args(Reported)}
 """Schema → record."""
-KINDS: dict[type[Reported], str] = {record: kind_of(schema) for schema, record in RECORDS.items()}
-PLURALS: dict[type[Reported], str] = {record: f"{kind.replace('-', '_')}s" for record, kind in KINDS.items()}
+PLURALS: dict[type[Reported], str] = {
+    record: f"{kind_of(schema).replace('-', '_')}s" for schema, record in RECORDS.items()
+}
 PLURALS[MeasuredScale] = "measured_routers"
 """Record → the name of all results of its kind."""
 
@@ -61,7 +62,7 @@ class Result:
     @property
     def kind(self) -> str:
         """The kind of result, as its schema names it."""
-        return KINDS[type(self.record)]
+        return kind_of(self.record.SCHEMA)
 
 
 def load_results(paths: Iterable[Path]) -> list[Result]:
@@ -98,18 +99,18 @@ def _load(path: Path) -> list[Result]:
     if not path.exists():
         raise InputError(f"there is no file or folder {path}: pass a folder that `zloss audit` has written.")
     found = []
+    known = {kind_of(schema): schema for schema in RECORDS}
     for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
         data = _read(file)
-        schema = data.get("schema") if isinstance(data, dict) else None
-        if isinstance(schema, str) and schema in RECORDS:
+        schema = str(data.get("schema") if isinstance(data, dict) else None)
+        if schema in RECORDS:
             found.append(Result(file, _record(file, RECORDS[schema], data)))
-            continue
-        for known in RECORDS:
-            if isinstance(schema, str) and kind_of(schema) == kind_of(known):
-                raise InputError(f"{file} has schema {schema!r}; this version reads {known}.")
-        if file == path:
-            known = ", ".join(RECORDS)
-            raise InputError(f"{path} is not a zloss result: its schema is {schema!r}, expected one of {known}.")
+        elif kind_of(schema) in known:
+            raise InputError(f"{file} has schema {schema!r}; this version reads {known[kind_of(schema)]}.")
+        elif file == path:
+            raise InputError(
+                f"{path} is not a zloss result: its schema is {schema!r}, expected one of {', '.join(RECORDS)}."
+            )
     if not found:
         raise InputError(
             f"{path} contains no result: expected a report.json of `zloss audit` or a comparison.json of `zloss compare`, "

@@ -153,19 +153,10 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Strict JSON: NaN and infinity are refused, not written."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1)
-    write_text(path, _compact_number_lists(text) + "\n")
-
-
-def _compact_number_lists(text: str) -> str:
-    """Lists of plain numbers on one line: a figure's columns would otherwise be most of the file's lines.
-
-    Only lists that `json.dumps` broke over lines match, so text values, whose newlines are escaped, stay as they are.
-    """
-    return re.sub(r"\[\n\s*([-+0-9.eE,\s]+?)\n\s*\]", lambda match: "[" + re.sub(r"\s+", " ", match[1]) + "]", text)
-
-
-_DIGITS = 309
-"""Digits of the largest float."""
+    # Lists of plain numbers on one line: a figure's columns would otherwise be most of the file's lines. Only lists that
+    # `json.dumps` broke over lines match, so text values, whose newlines are escaped, stay as they are.
+    numbers = r"\[\n\s*([-+0-9.eE,\s]+?)\n\s*\]"
+    write_text(path, re.sub(numbers, lambda match: "[" + re.sub(r"\s+", " ", match[1]) + "]", text) + "\n")
 
 
 def parse_json(text: str) -> Any:
@@ -215,8 +206,7 @@ def _number(text: str) -> float:
 
 
 def _whole_number(text: str) -> int:
-    if len(text) > _DIGITS:
-        raise ValueError(f"{text[:40]}… is beyond the range of a float")
+    _number(text)  # refuses one that no float can hold
     return int(text)
 
 

@@ -5,6 +5,7 @@ The plan is written once, before the first run, and read again when an interrupt
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
@@ -221,27 +222,27 @@ class Recommendation(ResultRecord):
     @classmethod
     def from_dict(cls, data: Any) -> Self:
         """The record of a parsed file; states of arms from before 0.3 are read as those of today."""
-        return super().from_dict(_with_states_of_today(data) if isinstance(data, dict) else data)
+        # A file too damaged for that is refused by the name of its key.
+        with suppress(TypeError, KeyError):
+            data = _with_states_of_today(data)
+        return super().from_dict(data)
 
 
 def _with_states_of_today(data: dict[str, Any]) -> dict[str, Any]:
     """Before 0.3 the arm that went on to confirmation was "chosen", whether it had passed or not, and others "failed"."""
-    arms, verdicts = data.get("arms"), data.get("confirmation")
-    if not isinstance(arms, list) or not isinstance(verdicts, list):
+    if not any(arm["state"] in ("chosen", "failed") for arm in data["arms"]):
         return data
-    if not any(isinstance(arm, dict) and arm.get("state") in ("chosen", "failed") for arm in arms):
-        return data
-    renamed, carried = list[Any](), list[Any]()
-    for arm in arms:
-        if not isinstance(arm, dict) or arm.get("state") not in ("chosen", "passed", "failed"):
-            renamed.append(arm)
-            continue
-        key = arm.get("method"), arm.get("coef")
-        confirmed = None
-        if arm["state"] == "chosen" or key == (data.get("objective"), data.get("coef")):
-            of_arm = [one for one in verdicts if isinstance(one, dict) and (one.get("method"), one.get("coef")) == key]
-            carried += of_arm
-            confirmed = of_arm[0].get("verdict") if of_arm else None
-        passed = arm["state"] == "passed" or arm.get("reason") == PASSES
-        renamed.append({**arm, "state": "passed" if passed else "not passed", "confirmed": confirmed})
-    return {**data, "arms": renamed, "confirmation": carried}
+    arms, confirmation = [], []
+    for arm in data["arms"]:
+        if arm["state"] in ("chosen", "passed", "failed"):
+            key = arm["method"], arm["coef"]
+            carried = arm["state"] == "chosen" or key == (data["objective"], data["coef"])
+            verdicts = [one for one in data["confirmation"] if carried and (one["method"], one["coef"]) == key]
+            passed = arm["state"] == "passed" or arm["reason"] == PASSES
+            confirmation += verdicts
+            arm = arm | {
+                "state": "passed" if passed else "not passed",
+                "confirmed": verdicts[0]["verdict"] if verdicts else None,
+            }
+        arms.append(arm)
+    return data | {"arms": arms, "confirmation": confirmation}

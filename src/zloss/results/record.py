@@ -10,25 +10,19 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from zloss.errors import InputError
 from zloss.results.io import write_json
 
 Record = TypeVar("Record")
-OnNonfinite = Callable[[str, float], object]
-"""Called with the dotted path and the value of each number that JSON cannot hold."""
-Reader = Callable[[Any, str], Any]
-"""From a plain value and its dotted path to the value of a field."""
-
-EXTRA = "extra"
-_WRITTEN_WITH, _RANGE, _FLAT = "written_with", "range", "flat"
 ROUNDING = 1e-4
 """Slack for numbers that rounding can carry past a bound, such as the CE of a memorized text."""
+_RANGE, _WRITTEN_WITH, _FLAT = "range", "written_with", "flat"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,31 +74,31 @@ def flat(prefix: str = "") -> Mapping[str, str]:
     return {_FLAT: prefix}
 
 
-def to_plain(value: Any, *, on_nonfinite: OnNonfinite | None = None, path: str = "") -> Any:
-    """`value` as dicts, lists and JSON scalars. NaN and ±inf become None, and `on_nonfinite` is called for each."""
+def to_plain(value: Any, *, reasons: dict[str, str] | None = None, path: str = "") -> Any:
+    """`value` as dicts, lists and JSON scalars. NaN and ±inf become None, which `reasons` explains by dotted path."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         out: dict[str, Any] = {}
-        for key in _keys(type(value)):
-            item = getattr(value, key.name)
-            if key.written_with is not None and getattr(value, key.written_with) is None:
+        for field, hint in _fields(type(value)):
+            item = getattr(value, field.name)
+            if getattr(value, field.metadata.get(_WRITTEN_WITH, ""), ...) is None:
                 continue
-            if key.flat is None:
-                out[key.name] = to_plain(item, on_nonfinite=on_nonfinite, path=_join(path, key.name))
+            if _FLAT not in field.metadata and not _is_extra(field, hint):
+                out[field.name] = to_plain(item, reasons=reasons, path=_join(path, field.name))
             elif item is not None:
-                out.update(to_plain(item, on_nonfinite=on_nonfinite, path=path))
+                out |= to_plain(item, reasons=reasons, path=path)
         return out
     if isinstance(value, dict):
-        return {str(k): to_plain(v, on_nonfinite=on_nonfinite, path=_join(path, str(k))) for k, v in value.items()}
+        return {str(k): to_plain(v, reasons=reasons, path=_join(path, str(k))) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_plain(v, on_nonfinite=on_nonfinite, path=_join(path, str(i))) for i, v in enumerate(value)]
+        return [to_plain(v, reasons=reasons, path=_join(path, str(i))) for i, v in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
-        if on_nonfinite is not None:
-            on_nonfinite(path, value)
+        if reasons is not None:
+            reasons.setdefault(path, f"the value was {value}")
         return None
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if hasattr(value, "tolist"):  # arrays and tensors
-        return to_plain(value.tolist(), on_nonfinite=on_nonfinite, path=path)
+        return to_plain(value.tolist(), reasons=reasons, path=path)
     raise InputError(
         f"`{path}` holds a {type(value).__name__}, which a result cannot contain: use numbers, text, lists or dicts."
     )
@@ -114,139 +108,74 @@ def from_plain(record_type: type[Record], data: Any, *, path: str = "") -> Recor
     """The dataclass `record_type` from its plain form. A missing key or one of the wrong type is named by its path."""
     if not isinstance(data, dict):
         raise _mismatch(path, "an object", data)
+    found: Record = _take(record_type, dict(data), path)
+    return found
+
+
+def _take(record_type: Any, data: dict[str, Any], path: str) -> Any:
+    """The record of the keys that it names, which are removed from `data`; its `extra` has the others."""
     values: dict[str, Any] = {}
-    for key in _keys(record_type):  # type: ignore[arg-type]
-        where = _join(path, key.name)
-        if key.flat is not None:
-            values[key.name] = _flat_value(record_type, key, data, path)
-        elif key.name in data:
-            values[key.name] = _reader(key.hint)(data[key.name], where)
-        elif key.required:
+    for field, hint in _fields(record_type):
+        name, where, prefix = field.name, _join(path, field.name), field.metadata.get(_FLAT)
+        if prefix:
+            members = {key: data.pop(key) for key in tuple(data) if key.startswith(prefix)}
+            values[name] = _read(hint, members, path, range_of(field))
+        elif prefix is not None:
+            part: Any = next(one for one in (hint, *get_args(hint)) if dataclasses.is_dataclass(one))
+            absent = part is not hint and data.keys().isdisjoint(one.name for one, _ in _fields(part))
+            values[name] = None if absent else _take(part, data, path)
+        elif name in data and not _is_extra(field, hint):
+            values[name] = _read(hint, data.pop(name), where, range_of(field))
+        elif field.default is field.default_factory is dataclasses.MISSING:
             raise InputError(f"`{where}` is missing: this is not a complete {record_type.__name__}.")
-        else:
-            continue
-        if key.bounds is not None:
-            _check_range(key.bounds, values[key.name], where)
+    if any(_is_extra(field, hint) for field, hint in _fields(record_type)):
+        values["extra"] = data
     return record_type(**values)
 
 
-class _Key(NamedTuple):
-    """What reading and writing need to know of a field."""
-
-    name: str
-    hint: Any
-    bounds: Range | None
-    required: bool
-    written_with: str | None
-    flat: str | None
-    """The prefix of the keys of its members where they are keys of its owner; None for a separate key."""
-
-
 @cache
-def _keys(record_type: Any) -> tuple[_Key, ...]:
+def _fields(record_type: Any) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
+    """Every field with its type."""
     hints = get_type_hints(record_type)
-    # `extra` of another type than this one is a key like the others.
-    prefixes = {EXTRA: ""} if hints.get(EXTRA) == dict[str, Any] else {}
-    return tuple(
-        _Key(
-            field.name,
-            hints[field.name],
-            range_of(field),
-            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
-            field.metadata.get(_WRITTEN_WITH),
-            field.metadata.get(_FLAT, prefixes.get(field.name)),
-        )
-        for field in dataclasses.fields(record_type)
-    )
+    return tuple((field, hints[field.name]) for field in dataclasses.fields(record_type))
 
 
-def _flat_value(record_type: Any, key: _Key, data: dict[str, Any], path: str) -> Any:
-    """The members of a flat field among the keys of its owner."""
-    if key.name == EXTRA:
-        return {name: value for name, value in data.items() if not _is_named(record_type, name)}
-    part = _record_in(key.hint)
-    if part is None:
-        return _reader(key.hint)({name: value for name, value in data.items() if name.startswith(key.flat or "")}, path)
-    if part is not key.hint and not any(_is_named(part, name) for name in data):
-        return None
-    return from_plain(part, data, path=path)
+def _is_extra(field: dataclasses.Field[Any], hint: Any) -> bool:
+    """Whether a field holds the keys that the schema does not name; `extra` of another type is a key like the others."""
+    return field.name == "extra" and hint == dict[str, Any]
 
 
-def _is_named(record_type: Any, name: str) -> bool:
-    """Whether a key of a file belongs to a field other than `extra`."""
-    for key in _keys(record_type):
-        if key.flat is None:
-            found = key.name == name
-        elif (part := _record_in(key.hint)) is not None:
-            found = _is_named(part, name)
-        else:
-            found = key.name != EXTRA and name.startswith(key.flat)
-        if found:
-            return True
-    return False
-
-
-def _record_in(hint: Any) -> Any:
-    """The record type of a hint that may be optional; None for other hints."""
-    return next((each for each in (hint, *get_args(hint)) if dataclasses.is_dataclass(each)), None)
-
-
-@cache
-def _reader(hint: Any) -> Reader:
-    """What turns a plain value into `hint`, or refuses it by its path."""
+def _read(hint: Any, value: Any, path: str, bounds: Range | None = None) -> Any:
+    """`value` as the type `hint`, its numbers within `bounds`; otherwise an error that names its path."""
+    if hint in (float, int):
+        return _number(hint, value, path, bounds)
     origin, args = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return lambda value, path: value
     if origin in (Union, types.UnionType):
-        (inner,) = (_reader(arg) for arg in args if arg is not types.NoneType)
-        return lambda value, path: None if value is None else inner(value, path)
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return lambda value, path: from_plain(hint, value, path=path)
-    if origin is tuple:
-        item = _reader(args[0])
-        return lambda value, path: tuple(
-            item(each, _join(path, str(i))) for i, each in enumerate(_expect(list | tuple, "a list", value, path))
-        )
-    if origin is dict:
-        item = _reader(args[1])
-        return lambda value, path: {
-            name: item(each, _join(path, name)) for name, each in _expect(dict, "an object", value, path).items()
-        }
-    if origin is Literal:
-        return lambda value, path: value if value in args else _expect((), f"one of {list(args)}", value, path)
-    return {float: _number, int: _whole_number}.get(
-        hint, lambda value, path: _expect(hint, {str: "text", bool: "true or false"}.get(hint, str(hint)), value, path)
-    )
+        (inner,) = (arg for arg in args if arg is not types.NoneType)
+        return None if value is None else _read(inner, value, path, bounds)
+    if dataclasses.is_dataclass(hint):
+        return from_plain(hint, value, path=path)  # type: ignore[arg-type]
+    if origin is tuple and isinstance(value, (list, tuple)):
+        return tuple(_read(args[0], item, _join(path, str(i)), bounds) for i, item in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        return {name: _read(args[1], item, _join(path, name), bounds) for name, item in value.items()}
+    if hint is Any or (origin is Literal and value in args) or (origin is None and isinstance(value, hint)):
+        return value
+    expected = {tuple: "a list", dict: "an object", Literal: f"one of {list(args)}", str: "text", bool: "true or false"}
+    raise _mismatch(path, expected[origin or hint], value)
 
 
-def _expect(kinds: Any, expected: str, value: Any, path: str) -> Any:
-    if not isinstance(value, kinds):
-        raise _mismatch(path, expected, value)
-    return value
-
-
-def _number(value: Any, path: str) -> float:
-    if isinstance(value, bool):
-        raise _mismatch(path, "a number", value)
+def _number(kind: type[int] | type[float], value: Any, path: str, bounds: Range | None) -> float:
+    """A number of a file; an integer beyond the range of a float is not one."""
     try:
-        return float(_expect((int, float), "a number", value, path))
-    except OverflowError:  # an integer beyond the range of a float
-        raise _mismatch(path, "a number", value) from None
-
-
-def _whole_number(value: Any, path: str) -> int:
-    if isinstance(value, bool) or not (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
-        raise _mismatch(path, "a whole number", value)
-    return int(value)
-
-
-def _check_range(bounds: Range, value: Any, path: str) -> None:
-    """Refuse a number outside `bounds`, naming its path; None passes."""
-    if isinstance(value, (dict, tuple)):
-        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
-            _check_range(bounds, item, _join(path, str(name)))
-    elif value is not None and value not in bounds:
-        raise InputError(f"`{path}` is expected to be {bounds}, but is {value!r}.")
+        found = kind(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    except (OverflowError, ValueError):
+        found = None
+    if found is None or (kind is int and found != value):
+        raise _mismatch(path, "a whole number" if kind is int else "a number", value)
+    if bounds is not None and found not in bounds:
+        raise InputError(f"`{path}` is expected to be {bounds}, but is {found!r}.")
+    return found
 
 
 def _mismatch(path: str, expected: str, value: Any) -> InputError:
@@ -268,11 +197,7 @@ class ResultRecord:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, `schema` first; a nonfinite number is None, with its reason where the record has `reasons`."""
         reasons: dict[str, str] = dict(getattr(self, "reasons", {}))
-
-        def note(path: str, value: float) -> None:
-            reasons.setdefault(path, f"the value was {value}")
-
-        plain = {"schema": self.SCHEMA, **to_plain(self, on_nonfinite=note)}
+        plain = {"schema": self.SCHEMA, **to_plain(self, reasons=reasons)}
         return plain | {"reasons": reasons} if "reasons" in plain else plain
 
     @classmethod

@@ -31,7 +31,7 @@ from zloss.results.options import (
     refuse,
 )
 from zloss.results.provenance import without_folders
-from zloss.results.record import ResultRecord, to_plain, written_with
+from zloss.results.record import ResultRecord, flat, written_with
 
 PAPER_CONVENTIONS = ("token_layer_mean", "active_route_mean", "active_route_sum")
 """Conventions whose reduction is trained as the paper writes it, route by route (`zloss.train.moe`)."""
@@ -324,11 +324,6 @@ class TrainConfig(TextOptions):
 
 
 CONFIG_FILE = "config.json"
-TEXT_KEYS = (
-    *("texts", "corpus", "text_field", "blocks", "offset", "valid_texts", "valid_blocks", "valid_offset"),
-    *("block_size", "bos", "tokenizer"),
-)
-"""Written after `seed`, as in every earlier file, although `TextOptions` puts most of them first among the fields."""
 
 
 @dataclass(frozen=True)
@@ -360,28 +355,20 @@ class RunData:
 
 
 @dataclass(frozen=True)
-class RunConfig:
-    """One config.json."""
+class RunConfig(ResultRecord):
+    """One config.json: the keys of `config` are at its top level.
+
+    A dense run has no key `moe`, a fresh Adam no `optimizer_state`, the model's own tokenizer no `tokenizer`.
+    """
 
     SCHEMA: ClassVar[str] = "zloss.train-config/1"
 
-    config: TrainConfig
+    config: TrainConfig = field(metadata=flat())
     """The configuration, with paths reduced to their last component."""
     data: RunData
     """Both texts."""
     initial_weights: str
     """Checksum of the pretrained weights; "seed" for weights that are drawn from the run's seed."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The file as plain JSON values; a dense run has no key `moe`, a fresh Adam no `optimizer_state`, the model's
-        own tokenizer no `tokenizer`."""
-        settings: dict[str, Any] = to_plain(self.config)
-        texts = {key: settings.pop(key) for key in TEXT_KEYS if key in settings}
-        written: dict[str, Any] = {}
-        for key, value in settings.items():
-            written |= {key: value, **texts} if key == "seed" else {key: value}
-        rest = {"schema": self.SCHEMA, "data": to_plain(self.data), "initial_weights": self.initial_weights}
-        return written | rest
 
 
 def without_paths(config: TrainConfig) -> TrainConfig:

@@ -1,9 +1,10 @@
-"""Folders are checked before the work starts, appear whole or not at all, and parts of killed processes are removed."""
+"""A folder of results is checked before the work starts, has one writer at a time, and appears whole or not at all."""
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from zloss.errors import InputError, OutputError
-from zloss.results.folder import check_folder, locked_folder, whole_folder
+from zloss.results.folder import LOCK_FILE, check_folder, locked_folder, whole_folder
 from zloss.results.io import part_prefix, remove_abandoned, why_not_written, write_text
 
 
@@ -100,30 +101,17 @@ def test_parts_of_ended_processes_are_removed_and_those_of_running_ones_stay(tmp
     assert names(tmp_path) == sorted([foreign.name, mine.name, "report.json"])
 
 
-def test_a_name_of_255_bytes_is_written(tmp_path: Path) -> None:
-    """The part's name was longer than the file's, and too long for the file system."""
-    path = tmp_path / ("n" * 250 + ".json")
-    write_text(path, "x")
-    assert names(tmp_path) == [path.name]
-    with pytest.raises(OutputError, match="File name too long"):
-        write_text(tmp_path / ("n" * 256), "x")
-    assert names(tmp_path) == [path.name]
-
-
-def test_links_are_not_written_through(tmp_path: Path) -> None:
+def test_a_check_leaves_nothing_and_writes_through_no_link(tmp_path: Path) -> None:
     """A link that somebody planted under the name of a temporary file was written through."""
     victim = tmp_path / "victim"
     victim.write_text("important")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / f".zloss-{os.getpid()}").symlink_to(victim)
     check_folder(tmp_path / "out")
+    check_folder(tmp_path / "new" / "deeper")  # left unmade
+    assert names(tmp_path) == ["out", "victim"]
     assert victim.read_text() == "important"
     assert names(tmp_path / "out") == [f".zloss-{os.getpid()}"]
-
-
-def test_a_folder_that_can_be_made_is_left_unmade(tmp_path: Path) -> None:
-    check_folder(tmp_path / "new" / "deeper")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -138,3 +126,73 @@ def test_a_file_in_the_way_is_named(tmp_path: Path, write: Callable[[Path], obje
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=sentence):
         write(tmp_path / "file" / "out")
+
+
+HOLD = (
+    "import sys, time; from pathlib import Path; from zloss.results.folder import locked_folder\n"
+    "with locked_folder(Path(sys.argv[1])): print('held', flush=True); time.sleep(100)"
+)
+TRY = """
+import os, sys, time
+from pathlib import Path
+from zloss.errors import InputError
+from zloss.results.folder import locked_folder
+
+folder, marker = Path(sys.argv[1]), Path(sys.argv[1]).parent / "inside"
+held = refused = 0
+until = time.time() + 1.5
+while time.time() < until:
+    try:
+        with locked_folder(folder):
+            os.close(os.open(marker, os.O_CREAT | os.O_EXCL))  # an error where another is inside
+            held += 1
+            marker.unlink()
+    except InputError:
+        refused += 1
+print(held, refused)
+"""
+
+
+def started(code: str, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
+
+
+def test_the_holder_is_named_and_a_killed_one_is_forgotten(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    holder = started(HOLD, folder)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    with (
+        pytest.raises(InputError, match=f"{folder} is in use by another process of zloss .pid {holder.pid}"),
+        locked_folder(folder),
+    ):
+        pass
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert (folder / LOCK_FILE).exists()  # the file is left, and means nothing
+    with locked_folder(folder):
+        assert (folder / LOCK_FILE).read_text() == f"{os.getpid()}\n"
+    assert not (folder / LOCK_FILE).exists()
+
+
+def test_processes_that_compete_are_never_inside_together(tmp_path: Path) -> None:
+    """They take and release as fast as they can, so the file is removed between another's opening and locking it."""
+    racing = [started(TRY, tmp_path / "runs") for _ in range(3)]
+    outcomes = [process.communicate()[0].split() for process in racing]
+    assert [process.returncode for process in racing] == [0, 0, 0]
+    assert sum(int(held) for held, _ in outcomes) > 10
+
+
+def test_an_empty_folder_is_not_left_and_a_link_is_not_written_through(tmp_path: Path) -> None:
+    with locked_folder(tmp_path / "a" / "b"):
+        pass
+    assert not (tmp_path / "a").exists()
+    with locked_folder(tmp_path / "a" / "b"):
+        (tmp_path / "a" / "b" / "kept").touch()
+    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["kept"]
+    victim = tmp_path / "victim"
+    victim.write_text("content")
+    (tmp_path / LOCK_FILE).symlink_to(victim)
+    with pytest.raises(OutputError), locked_folder(tmp_path):
+        pass
+    assert victim.read_text() == "content"
