@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import re
 from collections.abc import Iterable
 from importlib import metadata
 
@@ -141,6 +142,21 @@ def require_version(package: str, least: str, purpose: str, extra: str, *, also:
             raise OutdatedDependencyError(name, installed, least, purpose, extra)
         return
     raise MissingDependencyError(f"{package}>={least}", purpose, extra)
+
+
+def extra_of(package: str) -> str:
+    """The extra of zloss that installs a package; "audit", the one most libraries come with, where none names it."""
+    wanted = package.replace("_", "-").lower()
+    try:
+        requirements = metadata.requires("zloss") or []
+    except metadata.PackageNotFoundError:  # not installed: run from the source tree
+        requirements = []
+    for requirement in requirements:
+        name = re.match(r"[\w.-]+", requirement)
+        extra = re.search(r"extra == ['\"](\w+)['\"]", requirement)
+        if name and extra and extra[1] != "dev" and name[0].replace("_", "-").lower() == wanted:
+            return extra[1]
+    return "audit"
 
 
 def _install(extra: str, options: str = "") -> str:

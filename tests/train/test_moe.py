@@ -14,12 +14,14 @@ from zloss.errors import InputError, UnknownNameError
 from zloss.models.routers import find_routers
 from zloss.results.run_config import PAPER_CONVENTIONS, MoeRun, TrainConfig
 from zloss.train.moe import (
+    RouterTerms,
     Routing,
     absolute_coef,
     applied_coef,
     build_moe,
     reduced_router_loss,
     relative_scale,
+    router_numbers,
 )
 
 T, E, L, COEF, TARGET = 14, 6, 3, 0.3, math.log(6)
@@ -53,6 +55,12 @@ def test_folders_show_the_variant() -> None:
     assert TrainConfig(seed=2).name == "ce-0-s2"
 
 
+@pytest.mark.parametrize("router", ["active_route", "none:matched", "active_route_sum:match", "active_route_sum:", ""])
+def test_unknown_variants_are_refused(router: str) -> None:
+    with pytest.raises(UnknownNameError, match="router variant"):
+        MoeRun(router=router, router_coef=1e-3)
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
@@ -64,13 +72,9 @@ def test_folders_show_the_variant() -> None:
         ({"top_k": 9}, "`top_k`"),
         ({"width": 30}, "multiple of `heads`"),
         ({"width": 30, "heads": 2}, "even"),
-        *(
-            ({"router": name, "router_coef": 1e-3}, "unknown router variant")
-            for name in ("active_route", "none:matched", "active_route_sum:match", "active_route_sum:", "")
-        ),
     ],
 )
-def test_unknown_variants_and_bad_numbers_are_one_sentence(fields: dict[str, Any], sentence: str) -> None:
+def test_bad_numbers_and_shapes_are_one_sentence(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         MoeRun(**fields)
 
@@ -176,3 +180,34 @@ def test_a_matched_coefficient_gives_the_token_layer_mean_s_gradient(convention:
 def test_an_unknown_convention_is_named() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'active_route_sum'"):
         reduced_router_loss(routing(2), convention="active_rout_sum", coef=1.0, target=0.0, step_tokens=T)
+
+
+def test_routes_that_were_not_taken_are_counted() -> None:
+    given = routing(4)
+    assert given.dropped(4) == 0.0
+    fewer = Routing(given.logits, (given.chosen[0], given.chosen[1], given.chosen[2][:, :1]))
+    assert fewer.dropped(4) == pytest.approx(3 / 12)
+
+
+def test_masked_decisions_are_in_no_number() -> None:
+    layers, experts, top_k = 2, 4, 2
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(experts, 8, generator=generator) for _ in range(layers)]
+    logits = [torch.randn(6, experts, generator=generator) for _ in range(layers)]
+    loud = [layer.clone() for layer in logits]
+    for layer in loud:
+        layer[-2:] += 100.0
+    mask = torch.tensor([True] * 4 + [False] * 2)
+    moe = MoeRun(top_k=top_k, experts=experts, layers=layers, router="token_layer_mean", router_coef=1e-3)
+
+    def numbers(given: list[torch.Tensor], kept: torch.Tensor | None) -> dict[str, float | None]:
+        record = zloss.router_loss(
+            given, coef=1e-3, convention="token_layer_mean", top_k=top_k, mask=kept, weight=weights
+        )
+        one = torch.ones(())
+        return router_numbers([RouterTerms.of(record, one, one, record.loss, 0.0)], moe, 4)
+
+    masked, short = numbers(loud, mask), numbers([layer[:4] for layer in logits], None)
+    assert masked == {name: pytest.approx(value) for name, value in short.items()}
+    assert masked["router_log_z_max"] is not None
+    assert masked["router_log_z_max"] < 10

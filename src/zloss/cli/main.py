@@ -18,6 +18,7 @@ from zloss.errors import (
     UnknownNameError,
     UnwritableFolderError,
     ZlossError,
+    extra_of,
     first_line,
 )
 
@@ -92,7 +93,7 @@ def _main(argv: list[str]) -> int:
         package = (error.name or "").partition(".")[0]
         if package in ("", "zloss", "zloss_paper"):
             raise
-        return _print_error(name, str(MissingDependencyError(package, "This command", "audit")))
+        return _print_error(name, str(MissingDependencyError(package, "This command", extra_of(package))))
     except OSError as error:
         # A file operation that nothing checked beforehand.
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "

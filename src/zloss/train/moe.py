@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from zloss.errors import UnknownNameError
+from zloss.errors import InputError, UnknownNameError
 from zloss.models.routers import RouterModule, find_routers
 from zloss.results.run_config import PAPER_CONVENTIONS, REFERENCE, MoeRun
 from zloss.results.run_metrics import RouterLayers, RoutingMetrics
@@ -100,6 +100,10 @@ class Routing:
         """T."""
         return self.logits[0].shape[0]
 
+    def dropped(self, top_k: int) -> float:
+        """Share of the k routes of every decision that the model did not take."""
+        return 1 - sum(chosen_TK.numel() for chosen_TK in self.chosen) / (top_k * self.tokens * len(self.logits))
+
 
 class RoutingTap:
     """Observes the routers of a model; `counted` drops the positions whose prediction is not counted."""
@@ -109,15 +113,17 @@ class RoutingTap:
 
     def weights(self, experts: int) -> list[Tensor]:
         """W_R [E, D] of every layer."""
-        return [weight for router in self._routers if (weight := router.weight(experts)) is not None]
+        found = [router.weight(experts) for router in self._routers]
+        if any(weight is None for weight in found):
+            raise InputError("a router of this model has no single [E, D] weight: its correction norm is not defined.")
+        return [weight for weight in found if weight is not None]
 
     def observe(self, forward: Callable[[], T], blocks: int) -> tuple[T, Routing]:
         """What `forward` returns, and the routing of its one forward pass over this many blocks."""
         caught: list[tuple[Tensor, Tensor]] = []
 
         def keep(router: RouterModule) -> Any:
-            # OLMoE's router returns logits, weights and the experts it chose.
-            return lambda _module, _inputs, output: caught.append((router.logits(output), output[2]))
+            return lambda _module, _inputs, output: caught.append((router.logits(output), _indices(router, output)))
 
         hooks = [router.module.register_forward_hook(keep(router)) for router in self._routers]
         try:
@@ -131,6 +137,15 @@ class RoutingTap:
 
         logits, chosen = zip(*caught, strict=True)
         return returned, Routing(tuple(map(counted, logits)), tuple(map(counted, chosen)))
+
+
+def _indices(router: RouterModule, output: Any) -> Tensor:
+    """[T, K] of one layer: the one part of the router's output that holds whole numbers."""
+    parts = [part for part in output if isinstance(part, Tensor)] if isinstance(output, tuple) else []
+    found = [part for part in parts if not part.is_floating_point() and part.dtype != torch.bool]
+    if len(found) != 1:
+        raise InputError(f"router {router.name!r} does not return the experts it chose: its routes cannot be counted.")
+    return found[0]
 
 
 @dataclass(frozen=True)
@@ -155,6 +170,26 @@ class RouterTerms:
     correction_norm: Tensor | None
     over_capacity: Tensor | None
     """Share of routes beyond the capacity; None without one."""
+    dropped: float
+    """Share of routes that the model did not take."""
+
+    @classmethod
+    def of(
+        cls, record: RouterLoss, balance: Tensor, balance_term: Tensor, router_z: Tensor, dropped: float
+    ) -> RouterTerms:
+        return cls(
+            load_balance=balance.detach().cpu(),
+            load_balance_term=balance_term.detach().cpu(),
+            router_z=router_z.detach().cpu(),
+            log_z=record.stats.log_z[record.stats.valid].cpu(),
+            target=record.target,
+            entropy=record.entropy.cpu(),
+            entropy_per_layer=record.stats.entropy_per_layer.double().cpu(),
+            load=record.load.double().cpu(),
+            correction_norm=None if record.correction_norm is None else record.correction_norm.cpu(),
+            over_capacity=None if record.dropped is None else record.dropped.cpu(),
+            dropped=dropped,
+        )
 
 
 def router_terms(
@@ -165,18 +200,7 @@ def router_terms(
     balance_term = moe.load_balance * (routing.tokens / step_tokens) * balance
     router_z = router_z_loss(routing, moe, step_tokens)
     record = routing_record(routing, moe, step_tokens, weights)
-    terms = RouterTerms(
-        load_balance=balance.detach().cpu(),
-        load_balance_term=balance_term.detach().cpu(),
-        router_z=router_z.detach().cpu(),
-        log_z=record.stats.log_z[record.stats.valid].cpu(),
-        target=record.target,
-        entropy=record.entropy.cpu(),
-        entropy_per_layer=record.stats.entropy_per_layer.double().cpu(),
-        load=record.load.double().cpu(),
-        correction_norm=None if record.correction_norm is None else record.correction_norm.cpu(),
-        over_capacity=None if record.dropped is None else record.dropped.cpu(),
-    )
+    terms = RouterTerms.of(record, balance, balance_term, router_z, routing.dropped(moe.top_k))
     return balance_term, router_z, terms
 
 
@@ -216,18 +240,27 @@ def reduced_router_loss(routing: Routing, *, convention: str, coef: float, targe
 
     Scaling: denominators are those of the whole optimizer step, so that the parts of its micro-batches add up.
     """
-    if convention not in PAPER_CONVENTIONS:
-        raise UnknownNameError("router convention", convention, PAPER_CONVENTIONS)
+    violations = [(torch.logsumexp(at_least_fp32(logits_TE), dim=1) - target).square() for logits_TE in routing.logits]
+    # Active routes of every layer, one entry each: the token it belongs to.
+    owners = [
+        torch.arange(len(chosen_TK), device=chosen_TK.device).repeat_interleave(chosen_TK.shape[1])
+        for chosen_TK in routing.chosen
+    ]
     passes = step_tokens / routing.tokens
-    decisions = passes * sum(map(len, routing.logits))
-    routes = passes * sum(chosen_TK.numel() for chosen_TK in routing.chosen)
-    total = torch.zeros((), device=routing.logits[0].device)
-    for logits_TE, chosen_TK in zip(routing.logits, routing.chosen, strict=True):
-        violation_T = (torch.logsumexp(at_least_fp32(logits_TE), dim=1) - target).square()
-        if convention == "active_route_sum":
-            violation_T = violation_T.repeat_interleave(chosen_TK.shape[1])  # once per active route
-        total = total + violation_T.sum()
-    return coef * (total / (routes if convention == "active_route_mean" else decisions))
+    decisions = passes * sum(map(len, violations))
+    routes = passes * sum(map(len, owners))
+    if convention == "token_layer_mean":
+        return coef * (_total(violations) / decisions)
+    if convention == "active_route_mean":
+        return coef * (_total(violations) / routes)
+    if convention == "active_route_sum":
+        replicas = [violation_T[owner_R] for violation_T, owner_R in zip(violations, owners, strict=True)]
+        return coef * (_total(replicas) / decisions)
+    raise UnknownNameError("router convention", convention, PAPER_CONVENTIONS)
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    return torch.stack([part.sum() for part in parts]).sum()
 
 
 @torch.no_grad()
@@ -258,9 +291,9 @@ def router_numbers(passes: Sequence[RouterTerms], moe: MoeRun, step_tokens: int)
 
     Entropy in nats, mean over tokens and layers. Load CV: population standard deviation over mean of the routes per expert,
     mean over layers. The correction norm is the mean ‖λα·2(log Z − c)·W_Rᵀp‖₂ over decisions. s_rel is measured: the router
-    Z-loss that was added, over λ_R times the token-layer mean of the same violations. `dropped_routes` is 0:
-    OLMoE has no capacity and takes k routes per token; `over_capacity` is the share of routes that a capacity factor would
-    drop.
+    Z-loss that was added, over λ_R times the token-layer mean of the same violations. `dropped_routes` counts the routes
+    that the model did not take, none with OLMoE, which has no capacity; `over_capacity` is the share of routes that a
+    capacity factor would drop.
     """
     log_z = torch.cat([part.log_z for part in passes])
     weight_P = torch.tensor([float(len(part.log_z)) for part in passes], dtype=torch.float64)
@@ -278,6 +311,7 @@ def router_numbers(passes: Sequence[RouterTerms], moe: MoeRun, step_tokens: int)
         "load_balance_term": torch.stack([part.load_balance_term for part in passes]).sum(),
         "router_z": torch.stack([part.router_z for part in passes]).sum(),
         "violation": mean([(part.log_z - part.target).square().mean() for part in passes]),
+        "dropped_routes": mean([weight_P.new_tensor(part.dropped) for part in passes]),
     }
     if moe.capacity_factor is not None:
         found["over_capacity"] = mean([part.over_capacity for part in passes])
@@ -285,8 +319,7 @@ def router_numbers(passes: Sequence[RouterTerms], moe: MoeRun, step_tokens: int)
     numbers: dict[str, float | None] = dict(zip(found, (v if math.isfinite(v) else None for v in values), strict=True))
     router_z, violation, coef = numbers["router_z"], numbers.pop("violation"), moe.router_coef
     measured = router_z / (coef * violation) if router_z is not None and violation and coef else None
-    further = {"router_absolute": absolute_coef(moe, step_tokens), "s_rel": measured if coef else 0.0}
-    return numbers | further | {"dropped_routes": 0.0}
+    return numbers | {"router_absolute": absolute_coef(moe, step_tokens), "s_rel": measured if coef else 0.0}
 
 
 def sum_of_loads(passes: Sequence[RouterTerms]) -> Tensor:
