@@ -29,14 +29,12 @@ from zloss.results.run_config import MoeRun
 from zloss.router.loss import RouterLoss, router_loss
 from zloss.train.loss import LossModel
 from zloss.train.moe import (
-    RouterTerms,
     Routing,
     RoutingTap,
     build_moe,
     load_balancing,
     router_numbers,
-    router_z_loss,
-    routing_record,
+    router_terms,
 )
 
 LIMIT = 0.03
@@ -86,11 +84,9 @@ class Step:
 
     def bookkeeping(self) -> None:
         """Router Z-loss, record and telemetry of one step."""
-        z = router_z_loss(self.routing, self.moe, self.tokens)
-        z.backward()
-        record = routing_record(self.routing, self.moe, self.tokens, self.weights)
-        zero = z.detach()
-        router_numbers([RouterTerms(zero, zero, zero, record)], self.moe, self.tokens)
+        _, router_z, terms = router_terms(self.routing, self.moe, self.tokens, self.weights)
+        router_z.backward()
+        router_numbers([terms], self.moe, self.tokens)
 
     def attached(self) -> None:
         """The factor form with all statistics, as in a loop of one's own."""

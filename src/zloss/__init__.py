@@ -46,51 +46,30 @@ if TYPE_CHECKING:
     from zloss.train.record import record_run as record_run
     from zloss.train.record import validation_blocks as validation_blocks
 
-_HOME = {
-    "LossAudit": "results.loss_audit",
-    "LogprobGap": "results.logprobs",
-    "logprob_gap": "measure.logprob_gap",
-    "AuditResult": "protocol.audit_model",
-    "audit_loss": "audit.loss.run",
-    "audit_model": "protocol.audit_model",
-    "audit_router": "audit.router",
-    "RouterFindings": "results.router",
-    "MeasuredScale": "results.router",
-    "measure_router_scale": "router.measure",
-    "CenteredZLoss": "objectives",
-    "CenteredHead": "objectives",
-    "CrossEntropy": "objectives",
-    "FactorizedZLoss": "objectives",
-    "GainAwareZLoss": "objectives",
-    "explain": "head.source",
-    "global_normalizer": "distributed",
-    "centered_logits_from_raw": "head.source",
-    "z_loss_source": "head.source",
-    "Objective": "objectives",
-    "make_objective": "objectives",
-    "register_objective": "objectives",
-    "RouterLoss": "router.loss",
-    "router_loss": "router.loss",
-    "RouterContext": "router.conventions",
-    "RouterConvention": "router.conventions",
-    "match_coefficient": "router.conventions",
-    "router_scale": "router.conventions",
-    "StandardZLoss": "objectives",
-    "TokenStats": "statistics",
-    "RecordOptions": "train.record",
-    "record_run": "train.record",
-    "validation_blocks": "train.record",
-    "HeadLoss": "head.loss",
-    "HeadLossOutput": "head.loss",
-    "head_loss": "head.loss",
-    "head_source": "head.source",
-    "CenteredHeadWrapper": "head.centering",
-    "center_head_": "head.centering",
-    "shift_head_": "head.centering",
-    "mu_loss_": "head.centering",
-    "mu_center_": "head.centering",
-    "logits_loss": "head.loss",
+_NAMES = {
+    "audit.loss.run": "audit_loss",
+    "audit.router": "audit_router",
+    "distributed": "global_normalizer",
+    "head.centering": "CenteredHeadWrapper center_head_ mu_center_ mu_loss_ shift_head_",
+    "head.loss": "HeadLoss HeadLossOutput head_loss logits_loss",
+    "head.source": "centered_logits_from_raw explain head_source z_loss_source",
+    "measure.logprob_gap": "logprob_gap",
+    "objectives": (
+        "CenteredHead CenteredZLoss CrossEntropy FactorizedZLoss GainAwareZLoss Objective StandardZLoss "
+        "make_objective register_objective"
+    ),
+    "protocol.audit_model": "AuditResult audit_model",
+    "results.logprobs": "LogprobGap",
+    "results.loss_audit": "LossAudit",
+    "results.router": "MeasuredScale RouterFindings",
+    "router.conventions": "RouterContext RouterConvention match_coefficient router_scale",
+    "router.loss": "RouterLoss router_loss",
+    "router.measure": "measure_router_scale",
+    "statistics": "TokenStats",
+    "train.record": "RecordOptions record_run validation_blocks",
 }
+"""Module → its public names."""
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = ["__version__", "errors", *sorted(_HOME)]
 

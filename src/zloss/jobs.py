@@ -36,7 +36,6 @@ WHAT_IS_SAVED = "what was finished is saved, and the same command resumes from t
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_Report = tuple[str, bool] | None
 
 
 class LostRankError(ZlossError, RuntimeError):
@@ -59,7 +58,7 @@ def open_job() -> Iterator[Job]:
         return
     opened = not dist.is_initialized()
     job = Job(int(os.environ["RANK"]), ranks)
-    with _sigterm_as_error(job), job._lost_ranks_as_errors():
+    with _sigterm_as_error(job), _lost_ranks_as_errors(job):
         if opened:
             _open_group(job)
         yield job
@@ -96,41 +95,28 @@ class Job:
         cuts = [min(count, batch * (batches * rank // self.ranks)) for rank in range(self.ranks + 1)]
         return range(cuts[self.rank], cuts[self.rank + 1])
 
-    def gather(self, payload: T) -> list[T]:
-        """The payloads of all ranks in rank order on the first rank; an empty list on the others."""
-        if self.ranks == 1:
-            return [payload]
-        received: list[Any] | None = [None] * self.ranks if self.first else None
-        with self._lost_ranks_as_errors():
-            dist.gather_object(payload, received)
-        return received or []
-
     def from_rank(self, rank: int, payload: T | None) -> T | None:
         """The payload of `rank` on the first rank; None on the others. Only these two take part."""
         if rank == 0 or self.rank not in (0, rank):
             return payload if self.first else None
         carried: list[Any] = [payload]
-        with self._lost_ranks_as_errors():
-            if self.first:
-                dist.recv_object_list(carried, src=rank, device=torch.device("cpu"))
-                received: T | None = carried[0]
-                return received
+        if self.first:
+            dist.recv_object_list(carried, src=rank, device=torch.device("cpu"))
+        else:
             dist.send_object_list(carried, dst=0, device=torch.device("cpu"))
-        return None
+        return carried[0] if self.first else None
 
     def all_gather(self, payload: T) -> list[T]:
         """The payloads of all ranks in rank order, on every rank."""
-        if self.ranks == 1:
-            return [payload]
-        received: list[Any] = [None] * self.ranks
-        with self._lost_ranks_as_errors():
+        received: list[Any] = [payload] * self.ranks
+        if self.ranks > 1:
             dist.all_gather_object(received, payload)
         return received
 
     def together(self, make: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
         """`make(...)` on every rank. If it fails on one, it fails on all of them, and the first rank has the error.
 
-        Ctrl-C on one rank interrupts all of them.
+        Ctrl-C on one rank interrupts all of them, unless another one has an error.
         """
         if self.ranks == 1:
             return make(*args, **keywords)
@@ -138,86 +124,56 @@ class Job:
         failure: BaseException | None = None
         try:
             made.append(make(*args, **keywords))
-        except LostRankError:
-            raise  # nobody may be left to report it to
         except BaseException as error:
+            if _lost_another_rank(error):
+                raise  # nobody may be left to report it to
             failure = error
-        self._raise_if_any_failed(failure, self.all_gather(_report(failure)))
-        return made[0]
+        interrupted = isinstance(failure, KeyboardInterrupt)
+        reports = self.all_gather((interrupted, None if failure is None or interrupted else str(failure)))
+        failed = [(rank, message) for rank, (_, message) in enumerate(reports) if message is not None]
+        if not failed:
+            if any(stopped for stopped, _ in reports):
+                raise KeyboardInterrupt
+            return made[0]
+        # The first rank reports the error of all; the others exit silently, unless the error is a bug of theirs.
+        if failure is not None and not interrupted and (self.first or not isinstance(failure, ZlossError)):
+            raise failure
+        if not self.first:
+            raise StoppedError("another rank has reported an error.") from failure
+        rank, message = failed[0]
+        raise ZlossError(f"rank {rank} of {self.ranks}: {message}")
 
     def from_first(self, make: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
         """What `make(...)` returns on the first rank, on every rank; the others do not call it."""
         made: list[Any] = self.together(lambda: [make(*args, **keywords)] if self.first else [None])
         if self.ranks > 1:
-            with self._lost_ranks_as_errors():
-                dist.broadcast_object_list(made)
+            dist.broadcast_object_list(made)
         found: T = made[0]
         return found
 
-    def between_steps(self, work: Callable[[], str | None], release: Callable[[], None]) -> str | None:
-        """`work()` on every rank; returns on all of them what it returned on the first, a reason to end or None.
 
-        If `work` fails on one rank, it fails on all, as in `together`. `release()` raises KeyboardInterrupt if a Ctrl-C is
-        pending; if it does on one rank, all raise it, whatever the reason. One message per rank.
-        """
-        if self.ranks == 1:
-            reason = work()
-            release()
-            return reason
-        reason, failure, interrupted = None, None, False
-        try:
-            reason = work()
-        except ZlossError as error:
-            failure = error
-        try:
-            release()
-        except KeyboardInterrupt:
-            interrupted = True
-        reports = self.all_gather((_report(failure), interrupted, reason))
-        self._raise_if_any_failed(failure, [report for report, _, _ in reports])
-        if any(rank_interrupted for _, rank_interrupted, _ in reports):
-            raise KeyboardInterrupt
-        return reports[0][2]
-
-    def _raise_if_any_failed(self, failure: BaseException | None, reports: list[_Report]) -> None:
-        """Raise the first error of any rank on the first rank; the others exit silently, unless the error is a bug of theirs."""
-        failed = [(rank, report) for rank, report in enumerate(reports) if report is not None]
-        if not failed:
-            return
-        if any(interrupted for _, (_, interrupted) in failed):
-            raise KeyboardInterrupt
-        if failure is not None and (self.first or not isinstance(failure, ZlossError)):
-            raise failure
-        if not self.first:
-            raise StoppedError("another rank has reported an error.") from failure
-        rank, (message, _) = failed[0]
-        raise ZlossError(f"rank {rank} of {self.ranks}: {message}")
-
-    @contextmanager
-    def _lost_ranks_as_errors(self) -> Iterator[None]:
-        """Turn the error of a collective that lost another process into a `LostRankError` of one sentence."""
-        try:
-            yield
-        except RuntimeError as error:
-            if isinstance(error, ZlossError) or not _lost_another_rank(error):
-                raise
-            reason = str(error).strip().splitlines()[0].rpartition("] ")[2].partition(". ")[0].rstrip(".:")
-            raise LostRankError(
-                f"rank {self.rank} of {self.ranks} lost another process of the job ({reason}): {WHAT_IS_SAVED}"
-            ) from error
-
-
-def _report(failure: BaseException | None) -> _Report:
-    """What the other ranks learn of an error: its message, and whether it is an interruption."""
-    return None if failure is None else (str(failure), isinstance(failure, KeyboardInterrupt))
-
-
-def _lost_another_rank(error: RuntimeError) -> bool:
-    """Whether a collective failed because another process exited, closed its connection or did not answer in time."""
+def _lost_another_rank(error: BaseException) -> bool:
+    """Whether another process exited, closed its connection, did not answer in time, or made the launcher end this one."""
     # NCCL and the store have an exception type. gloo raises a bare RuntimeError (torch 2.13: all collectives, waiting for
     # one, and the backward pass of DDP, whose traceback has no frame of torch.distributed), which is only known by the
     # path of its source file at the beginning, "[.../third_party/gloo/...] Connection closed by peer".
+    if isinstance(error, ZlossError) or not isinstance(error, RuntimeError):
+        return isinstance(error, LostRankError)
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
+
+
+@contextmanager
+def _lost_ranks_as_errors(job: Job) -> Iterator[None]:
+    """Turn the error of a collective that lost another process into a `LostRankError` of one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, ZlossError) or not _lost_another_rank(error):
+            raise
+        reason = str(error).strip().splitlines()[0].rpartition("] ")[2].partition(". ")[0].rstrip(".:")
+        raise LostRankError(
+            f"rank {job.rank} of {job.ranks} lost another process of the job ({reason}): {WHAT_IS_SAVED}"
+        ) from error
 
 
 @contextmanager

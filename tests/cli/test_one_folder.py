@@ -11,31 +11,23 @@ from pathlib import Path
 import pytest
 
 from tests.faults.child import Child
-from tests.tiny_models import save_model
-from tests.train.tiny_run import SCRATCH, some_text
+from tests.train.tiny_run import SCRATCH
 from zloss.cli.main import main
 from zloss.results.folder import LOCK_FILE, locked_folder
 
 STEPS = 40
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    file = tmp_path_factory.mktemp("text") / "text.txt"
-    file.write_text(some_text(), encoding="utf-8")
-    return str(file)
-
-
-def train_words(text: str, out: Path) -> list[str]:
-    words = ["train", *SCRATCH, "--methods", "ce", "--text", text, "--steps", str(STEPS), "--trackers", "none"]
+def train_words(text: Path, out: Path) -> list[str]:
+    words = ["train", *SCRATCH, "--methods", "ce", "--text", str(text), "--steps", str(STEPS), "--trackers", "none"]
     return [*words, "--checkpoint-every", "10", "--out", str(out)]
 
 
 @pytest.fixture(scope="module")
-def finished(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(topics: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was trained to its end."""
     out = tmp_path_factory.mktemp("finished") / "runs"
-    assert main([*train_words(text, out), "--quiet"]) == 0
+    assert main([*train_words(topics, out), "--quiet"]) == 0
     return out
 
 
@@ -44,10 +36,10 @@ def steps(out: Path) -> list[int]:
     return [json.loads(line)["step"] for line in lines]
 
 
-def test_two_trainings_in_one_folder(tmp_path: Path, text: str) -> None:
+def test_two_trainings_in_one_folder(tmp_path: Path, topics: Path) -> None:
     """One of the two died, or the survivor's log was cut and later skipped as finished."""
     out = tmp_path / "runs"
-    pair = [Child(train_words(text, out)) for _ in range(2)]
+    pair = [Child(train_words(topics, out)) for _ in range(2)]
     ended = [child.wait() for child in pair]
     assert sorted(each.check_contract().code or 0 for each in ended) in ([0, 2], [0, 0]), ended
     for each in ended:
@@ -59,11 +51,11 @@ def test_two_trainings_in_one_folder(tmp_path: Path, text: str) -> None:
 
 
 def test_a_second_training_changes_nothing_and_a_killed_first_one_leaves_no_lock(
-    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, topics: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "runs"
     run = out / "ce-0-s1"
-    long = [word if word != str(STEPS) else "100000" for word in train_words(text, out)]
+    long = [word if word != str(STEPS) else "100000" for word in train_words(topics, out)]
     first = Child(long)
     try:
         deadline = time.time() + 120
@@ -79,19 +71,19 @@ def test_a_second_training_changes_nothing_and_a_killed_first_one_leaves_no_lock
         first.kill()
         first.wait()
     assert (run / LOCK_FILE).exists()
-    assert main(train_words(text, out)) == 2  # another number of steps, not the lock
+    assert main(train_words(topics, out)) == 2  # another number of steps, not the lock
     assert "other settings" in capsys.readouterr().err
     (run / "config.json").unlink()
-    assert main([*train_words(text, out), "--quiet"]) == 0
+    assert main([*train_words(topics, out), "--quiet"]) == 0
     assert steps(out) == list(range(1, STEPS + 1))
 
 
 @pytest.mark.parametrize("length", [0, STEPS - 1, STEPS + 1])
 def test_a_log_of_another_length_is_refused_and_trained_again(
-    tmp_path: Path, text: str, finished: Path, length: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, topics: Path, finished: Path, length: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = Path(shutil.copytree(finished, tmp_path / "runs"))
-    words = [*train_words(text, out), "--quiet"]
+    words = [*train_words(topics, out), "--quiet"]
     assert main(words) == 0  # nothing is left to do
     log = out / "ce-0-s1" / "steps.jsonl"
     lines = log.read_text().splitlines(keepends=True)
@@ -102,9 +94,20 @@ def test_a_log_of_another_length_is_refused_and_trained_again(
     assert steps(out) == list(range(1, STEPS + 1))
 
 
-def test_two_audits_in_one_folder(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    model, out = save_model("gpt2", tmp_path / "model"), tmp_path / "audit"
-    words = ["audit", str(model), "--text", text, "--blocks", "4", "--block-size", "32", "--no-figures", "--quiet"]
+def test_two_audits_in_one_folder(gpt2: Path, tmp_path: Path, topics: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "audit"
+    words = [
+        "audit",
+        str(gpt2),
+        "--text",
+        str(topics),
+        "--blocks",
+        "4",
+        "--block-size",
+        "32",
+        "--no-figures",
+        "--quiet",
+    ]
     with locked_folder(out):
         second = Child([*words, "--out", str(out)]).wait().check_contract()
         assert second.code == 2

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.decide.made_up_recommendation import made_up_recommendation
-from tests.tiny_models import save_model
 from zloss.cli.main import main
 from zloss.protocol import recommend
 from zloss.protocol.recommend_answer import paste_lines
@@ -18,18 +17,13 @@ from zloss.protocol.recommend_answer import paste_lines
 QUICK = ["--block-size", "64", "--valid-blocks", "32", "--audit-blocks", "4", "--blocks", "100", "--micro-batch", "1"]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_model("neox", tmp_path_factory.mktemp("model") / "neox"))
-
-
-def test_the_plan_is_json_alone_on_stdout(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recommend", model, *QUICK, "--plan", "--json", "--out", str(tmp_path / "out")]) == 0
+def test_the_plan_is_json_alone_on_stdout(neox: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recommend", str(neox), *QUICK, "--plan", "--json", "--out", str(tmp_path / "out")]) == 0
     plan: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert plan["schema"] == "zloss.recommend-plan/1"
     assert plan["arms"][0]["method"] == "ce"
     assert all(arm["code"].startswith("zloss.") for arm in plan["arms"])
-    assert main(["recommend", model, *QUICK, "--plan", "--out", str(tmp_path / "out")]) == 0
+    assert main(["recommend", str(neox), *QUICK, "--plan", "--out", str(tmp_path / "out")]) == 0
     assert "zloss.record_run" in capsys.readouterr().out
 
 

@@ -12,20 +12,24 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from tests.train.tiny_run import SCRATCH, some_text
+from tests.train.tiny_run import SCRATCH
 from zloss.cli.main import main
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> str:
-    file = tmp_path / "text.txt"
-    file.write_text(some_text(), encoding="utf-8")
-    return str(file)
-
-
-def test_one_folder_per_run(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_folder_per_run(tmp_path: Path, topics: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "runs"
-    words = ["train", *SCRATCH, "--methods", "ce,standard", "--coef", "1e-3,1e-4", "--seeds", "1,2", "--text", text]
+    words = [
+        "train",
+        *SCRATCH,
+        "--methods",
+        "ce,standard",
+        "--coef",
+        "1e-3,1e-4",
+        "--seeds",
+        "1,2",
+        "--text",
+        str(topics),
+    ]
     words += ["--steps", "8", "--checkpoint-every", "0", "--trackers", "none", "--out", str(out)]
     assert main(words) == 0
     names = sorted(path.name for path in out.iterdir())
@@ -45,19 +49,30 @@ def test_one_folder_per_run(tmp_path: Path, text: str, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.count("skipped") == 6
 
 
-def test_a_stress_setting_and_tensorboard(tmp_path: Path, text: str) -> None:
-    words = ["train", *SCRATCH, "--methods", "standard", "--stress", "update-outlier", "--text", text, "--steps", "4"]
+def test_a_stress_setting_and_tensorboard(tmp_path: Path, topics: Path) -> None:
+    words = [
+        "train",
+        *SCRATCH,
+        "--methods",
+        "standard",
+        "--stress",
+        "update-outlier",
+        "--text",
+        str(topics),
+        "--steps",
+        "4",
+    ]
     assert main([*words, "--out", str(tmp_path / "runs"), "--quiet"]) == 0
     config = json.loads((tmp_path / "runs" / "standard-0.003-s1" / "config.json").read_text())
     assert (config["lr"], config["clip"], config["coef"]) == (8e-4, 1e8, 3e-3)
     assert list((tmp_path / "runs" / "standard-0.003-s1").rglob("events.out.tfevents*"))
 
 
-def test_bf16_runs_or_says_why_not(tmp_path: Path, text: str) -> None:
+def test_bf16_runs_or_says_why_not(tmp_path: Path, topics: Path) -> None:
     """In a process without the variable that the tests set: where bf16 products would die, the command protects itself."""
     environment = {key: value for key, value in os.environ.items() if key != "ONEDNN_MAX_CPU_ISA"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
-    options = f"--precision bf16 --head paper --methods ce --steps 2 --text {text} --out {tmp_path / 'runs'}".split()
+    options = f"--precision bf16 --head paper --methods ce --steps 2 --text {topics} --out {tmp_path / 'runs'}".split()
     command = [sys.executable, "-m", "zloss.cli.main", "train", *SCRATCH, *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 2), done.stderr

@@ -71,7 +71,11 @@ def test_after_a_step_all_ranks_do_the_same() -> None:
             (lambda: raising(job, full, 0) and None, lambda: None),
             (lambda: raising(job, full, 1) and None, lambda: raising(job, interrupt, 0)),
         ]
-        return [partial(job.between_steps, work, release) for work, release in pairs]
+
+        def after_step(work: Callable[[], str | None], release: Callable[[], object]) -> str | None:
+            return job.all_gather(job.together(lambda: (work(), release())[0]))[0]
+
+        return [partial(after_step, work, release) for work, release in pairs]
 
     first, second = heard(calls)
     assert first[:3] == second[:3] == ["reason of rank 0", None, "KeyboardInterrupt: "]

@@ -12,8 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.forked import Forked
-from tests.train.killing_view import KillingView
 from tests.train.tiny_moe import COEF, SHAPE, VARIANTS, routed, run_variants, tiny_moe_config
 from zloss.models.routers import find_routers
 from zloss.results.run_config import TrainConfig
@@ -182,20 +180,3 @@ def test_accumulation_does_not_change_the_router_loss(tmp_path: Path, monkeypatc
     )
     wrong = totals(parted, tmp_path / "wrong")
     assert all(got != pytest.approx(pair, rel=1e-3) for got, pair in zip(wrong, want, strict=True))
-
-
-def test_a_killed_run_goes_on_bit_for_bit(base: TrainConfig, tmp_path: Path) -> None:
-    config = routed(base, "active_route_sum")
-    options = RunOptions(checkpoint_every=3)
-
-    def work() -> None:
-        run_training(config, prepare_start(config), tmp_path / "killed", options=options, view=KillingView(7))
-
-    killed = Forked(work).wait()
-    assert killed.killed, killed.error
-    assert len(read_steps(tmp_path / "killed")) == 7
-    outcomes = []
-    for name in ("killed", "whole"):
-        metrics = run_training(config, prepare_start(config), tmp_path / name, options=options).to_dict()
-        outcomes.append(([replace(r, seconds=None) for r in read_steps(tmp_path / name)], metrics))
-    assert outcomes[0] == outcomes[1]

@@ -13,12 +13,12 @@ import pytest
 
 from tests.forked import RAISED, Ended, Forked
 from tests.train.killing_view import KillingView
+from tests.train.tiny_moe import COEF, SHAPE
 from tests.train.tiny_run import tiny_config
 from zloss.errors import InputError
-from zloss.jobs import Job
-from zloss.results.run_config import TrainConfig
+from zloss.results.run_config import MoeRun, TrainConfig
 from zloss.results.steps import StepRecord
-from zloss.train.folder import SavedState, earlier_settings, is_finished, read_steps
+from zloss.train.folder import is_finished, load_checkpoint, read_steps, refuse_other_settings
 from zloss.train.live import NoView
 from zloss.train.options import RunOptions
 from zloss.train.run import run_training
@@ -66,7 +66,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainConfig, tuple[
     return config, outcome(folder / "run")
 
 
-def test_killed_runs_go_on_bit_for_bit(whole: tuple[TrainConfig, Any], tmp_path: Path) -> None:
+def test_a_killed_run_resumes_bit_for_bit(whole: tuple[TrainConfig, Any], tmp_path: Path) -> None:
     config, wanted = whole
     killed = in_process(config, tmp_path / "run", at=7)
     assert killed.killed, killed.error
@@ -75,6 +75,25 @@ def test_killed_runs_go_on_bit_for_bit(whole: tuple[TrainConfig, Any], tmp_path:
     assert resumed(config, tmp_path / "run") == list(range(5, 13))
     assert outcome(tmp_path / "run") == wanted
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "mu-loss", "coef": 1.0},
+        {"method": "mu-centering"},
+        {"method": "centered", "coef": 1e-2, "coef_until": 6},
+        {"moe": MoeRun(**SHAPE, router="active_route_sum", router_coef=COEF), "from_config": None, "model": "moe"},
+    ],
+    ids=["mu-loss", "mu-centering", "coef-until", "experts"],
+)
+def test_a_killed_run_from_scratch_resumes_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -> None:
+    base = replace(tiny_config(tmp_path), model="scratch", from_config="tiny", train_tokenizer=300)
+    config = replace(base, **changes)
+    assert resumed(config, tmp_path / "whole") == list(range(1, 13))
+    assert in_process(config, tmp_path / "run", at=7).killed
+    assert resumed(config, tmp_path / "run") == list(range(5, 13))
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
 def test_a_cut_off_checkpoint_is_detected_and_the_one_before_is_used(
@@ -112,21 +131,19 @@ def test_a_finished_run_without_readable_settings_is_not_overwritten(tmp_path: P
     """It was trained over with other settings, and a kill on the way left those settings beside the old metrics."""
     if content is not None:
         (tmp_path / "config.json").write_text(content)
-    assert earlier_settings(tmp_path) is None  # only the beginning of a run: it is made anew
+    assert refuse_other_settings(tmp_path, {}) is None  # only the beginning of a run: it is made anew
     (tmp_path / "metrics.json").write_text("{}")
     with pytest.raises(InputError, match=r"contains a finished run whose settings are unknown: .*config\.json"):
-        earlier_settings(tmp_path)
+        refuse_other_settings(tmp_path, {})
     assert not is_finished(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", "3", '{"files": []}', '{"files": {}, "identity": "mine"}', '{"step": [], "files": {}}']
-)
-def test_a_checkpoint_with_a_damaged_manifest_is_passed_over(
+@pytest.mark.parametrize("content", ["", "[]", "3", '{"optimizer.bin": "0"}'])
+def test_a_checkpoint_with_damaged_checksums_is_passed_over(
     tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = tmp_path / "checkpoints" / "step-0000004"
     place.mkdir(parents=True)
-    (place / "manifest.json").write_text(content)
-    assert SavedState(tmp_path, "mine", Job()).load(accelerator=None) == (0, [])
+    (place / "checksums.json").write_text(content)
+    assert load_checkpoint(tmp_path, accelerator=None) == []
     assert "step-0000004 is damaged" in capsys.readouterr().err

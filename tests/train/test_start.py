@@ -58,8 +58,12 @@ def test_a_state_of_another_model_is_refused(started: tuple[TrainConfig, Start, 
     model = initial_checkpoint(start, config).model
     other = torch.nn.Linear(3, 5)
     for name, content, message in (
-        ("other", torch.optim.AdamW(other.parameters()), "has 2 parameters"),
-        ("sgd", torch.optim.SGD(model.parameters()), "no Adam moments"),
+        (
+            "other",
+            torch.optim.AdamW(other.parameters()),
+            "has 2 parameters, parameter 0 with Adam moments of shape None",
+        ),
+        ("sgd", torch.optim.SGD(model.parameters()), "moments of shape None, but the model trains"),
     ):
         torch.save(content.state_dict(), folder / name)
         with pytest.raises(CheckpointError, match=message):
@@ -69,7 +73,7 @@ def test_a_state_of_another_model_is_refused(started: tuple[TrainConfig, Start, 
     state: Any = optimizer.state_dict()
     state["state"][0]["exp_avg"] = torch.zeros(2, 2)
     torch.save(state, folder / "shape")
-    with pytest.raises(CheckpointError, match=r"moments of shape \[2, 2\] for parameter 0"):
+    with pytest.raises(CheckpointError, match=r"parameter 0 with Adam moments of shape \[2, 2\], but"):
         make_adamw(model, replace(config, optimizer_state=str(folder / "shape")))
 
 

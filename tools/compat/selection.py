@@ -26,7 +26,7 @@ AREAS = {
     "training": (
         "tests/train/test_run.py::test_losses_and_norms_equal_a_straight_loop",
         "tests/train/test_run.py::test_bf16_is_autocast_over_fp32_weights",
-        "tests/train/test_resume.py::test_killed_runs_go_on_bit_for_bit",
+        "tests/train/test_resume.py::test_a_killed_run_resumes_bit_for_bit",
         "tests/train/test_moe_run.py::test_metrics_against_the_saved_model",
         "tests/telemetry/test_window.py",
     ),

@@ -75,7 +75,7 @@ from zloss.results.steps import StepRecord
 from zloss.router.conventions import find_convention, router_scale_table
 from zloss.text import make_blocks, open_corpus
 from zloss.train.finished import FinishedRun, read_run
-from zloss.train.folder import SavedState
+from zloss.train.folder import remove_checkpoints
 from zloss.train.live import LiveView, NoView
 from zloss.train.loss import method_names, run_loss
 from zloss.train.options import RunOptions
@@ -422,7 +422,7 @@ class _Work:
             self.save_time()
             if stopped:
                 write_json(place / STOPPED_FILE, stopped)
-                SavedState(place, "", Job()).clear()
+                remove_checkpoints(place)
             return stopped_arm(place, arm) if stopped else read_run(place)
 
         found = self.job.from_first(result)

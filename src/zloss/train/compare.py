@@ -91,7 +91,7 @@ def compare_runs(
             comparison,
             method,
             [(base.record, run.record) for base, run in pairing.pairs],
-            standard=[run.record for run in runs if run.key == (STANDARD, pairing.coef)],
+            standard=[run.record for run in runs if run.key == (STANDARD, pairing.key[1])],
             diagnosed=diagnosed,
             other_target=pairing.runs[0].config.get("target") is not None,
             thresholds=limits,
@@ -133,8 +133,8 @@ def _compared_method(pairing: Pairing, *, paired: bool) -> ComparedMethod:
     shown = [run for _, run in pairing.pairs] or list(pairing.runs)
     metrics, raw, centered = zip(*map(_numbers, shown), strict=True)
     return ComparedMethod(
-        method=pairing.method,
-        coef=pairing.coef,
+        method=pairing.key[0],
+        coef=pairing.key[1],
         coordinate=shown[0].record.coordinate,
         seeds=tuple(run.seed for run in shown),
         metrics=_summaries(metrics),
@@ -221,9 +221,9 @@ def _router_variants(pairings: Sequence[Pairing]) -> RouterVariants:
     # Matched runs share everything but the router loss, so the first run speaks for all.
     routing = pairings[0].runs[0].record.routing
     return RouterVariants(
-        baseline=pairings[0].method,
-        conventions=tuple(_router_variant(pairing) for pairing in pairings if pairing.method != OFF),
-        off=tuple(_router_variant(pairing) for pairing in pairings if pairing.method == OFF),
+        baseline=pairings[0].key[0],
+        conventions=tuple(_router_variant(pairing) for pairing in pairings if pairing.key[0] != OFF),
+        off=tuple(_router_variant(pairing) for pairing in pairings if pairing.key[0] == OFF),
         top_k=None if routing is None else routing.router.top_k,
         decisions=None if routing is None else routing.router.decisions,
     )
@@ -238,8 +238,8 @@ def _router_variant(pairing: Pairing) -> RouterVariant:
         return tuple(getattr(record.routing, name, None) for record in records)
 
     return RouterVariant(
-        convention=pairing.method,
-        coef=pairing.coef,
+        convention=pairing.key[0],
+        coef=pairing.key[1],
         applied_coef=None if first is None else first.router.applied_coef,
         s_rel=None if first is None else first.s_rel,
         absolute=None if first is None else first.router_absolute,

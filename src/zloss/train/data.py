@@ -31,8 +31,7 @@ class TrainData:
 def open_data(config: TrainConfig, tokenizer: Any, bos_id: int | None) -> TrainData:
     """Tokenize both texts, cut from one text or two, and refuse blocks that would be trained on and validated on."""
     size = config.block_size
-    if size is None:
-        raise InputError("`block_size` is expected to be a number here: the model decides it if none is requested.")
+    assert size is not None, "`prepare_start` sets it"
 
     def blocks(corpus: Corpus, count: int | None, offset: int) -> Blocks:
         return make_blocks(corpus, tokenizer, size=size, count=count, bos_id=bos_id, offset=offset)

@@ -121,14 +121,8 @@ class FinishedRun:
         """False if the seed can only change dropout: the weights are given and every step trains on all blocks."""
         if self.recorded or self.moe is not None or self.config.get("from_config") is not None:
             return True
-        try:
-            blocks, per_step = (
-                self.config["data"]["train"]["blocks"],
-                self.config["micro_batch"] * self.config["accumulate"],
-            )
-            return bool(per_step % blocks)
-        except (KeyError, TypeError, ZeroDivisionError):
-            return True
+        blocks = self.config.get("data", {}).get("train", {}).get("blocks")
+        return not blocks or bool(self.config["micro_batch"] * self.config["accumulate"] % blocks)
 
     def experiment(self) -> dict[str, Any]:
         """Every field that must agree between compared runs, flat; runs are paired by their seed."""
@@ -249,14 +243,6 @@ class Pairing:
     """(baseline, run) of every seed that the baseline has."""
 
     @property
-    def method(self) -> str:
-        return self.runs[0].method
-
-    @property
-    def coef(self) -> float:
-        return self.runs[0].coef
-
-    @property
     def key(self) -> tuple[str, float]:
         """Method and coefficient."""
         return self.runs[0].key
@@ -284,7 +270,7 @@ def pair_runs(runs: Sequence[FinishedRun], base: Sequence[FinishedRun]) -> list[
         ordered = tuple(group[seed] for seed in sorted(group))
         pairs = tuple((by_seed[seed], run) for seed, run in group.items() if seed in by_seed)
         pairings.append(Pairing(ordered, pairs))
-    return sorted(pairings, key=lambda p: (p.key != base[0].key, p.method not in (*UNPENALIZED, OFF), p.method, p.coef))
+    return sorted(pairings, key=lambda p: (p.key != base[0].key, p.key[0] not in (*UNPENALIZED, OFF), p.key))
 
 
 def _refuse_copies(runs: Sequence[FinishedRun]) -> None:

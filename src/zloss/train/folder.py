@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from zloss.distributed import first_rank
 from zloss.errors import InputError, OutputError, UnwritableFolderError, first_line
 from zloss.jobs import Job
 from zloss.models.checkpoint import weight_fingerprint
@@ -31,15 +32,15 @@ if TYPE_CHECKING:
 STEPS_FILE = "steps.jsonl"
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints inside that of an unfinished run."""
-MANIFEST, RECORDS = "manifest.json", "records.jsonl"
+CHECKSUMS, RECORDS = "checksums.json", "records.jsonl"
 KEEP = 2
 """Checkpoints that are kept, the last ones."""
 WEIGHTS = "initial_weights"
 
 
 @contextmanager
-def run_in_folder(folder: Path, config: TrainConfig, start: Start, job: Job) -> Iterator[str]:
-    """Lock the folder for one run; the value identifies the run. A second process changes nothing in it.
+def run_in_folder(folder: Path, config: TrainConfig, start: Start, job: Job) -> Iterator[None]:
+    """Lock the folder for one run. A second process changes nothing in it.
 
     On several ranks the first one holds the lock; ranks whose model, text or settings differ are refused.
     """
@@ -50,11 +51,11 @@ def run_in_folder(folder: Path, config: TrainConfig, start: Start, job: Job) -> 
             if job.first:
                 held.enter_context(locked_folder(folder))
                 claim_settings(folder, settings)
-            return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+            return json.dumps(settings, sort_keys=True)
 
-        identity = job.together(claim)
-        job.together(check_alike, job.all_gather(identity), "models, texts or settings: give every process the same")
-        yield identity
+        settings = job.together(claim)
+        job.together(check_alike, job.all_gather(settings), "models, texts or settings: give every process the same")
+        yield
 
 
 def check_alike(of_every_rank: Sequence[object], what: str) -> None:
@@ -64,8 +65,12 @@ def check_alike(of_every_rank: Sequence[object], what: str) -> None:
 
 
 def claim_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """Write config.json, or refuse a `folder` whose config.json is of another run."""
-    refuse_other_settings(folder, settings)
+    """Write config.json, or refuse a `folder` whose config.json is of another run.
+
+    Checkpoints in a folder without a readable config.json may be of another run: they are removed.
+    """
+    if refuse_other_settings(folder, settings) is None:
+        remove_checkpoints(folder)
     write_json(folder / CONFIG_FILE, settings)
 
 
@@ -73,33 +78,29 @@ def check_finished(folder: Path, config: TrainConfig, start: Start) -> None:
     """Check that a finished run has these settings, and remove the checkpoints that a process killed at the very end left."""
     with locked_folder(folder):
         claim_settings(folder, config_record(config, start).to_dict())
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        remove_checkpoints(folder)
 
 
-def refuse_other_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """Refuse a `folder` that holds a run with another setting, other data or other initial weights."""
-    before = earlier_settings(folder)
+def refuse_other_settings(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """Refuse a `folder` that holds a run with another setting, other data or other initial weights.
+
+    Returns its config.json; None if there is none, or only an unreadable one without metrics. Metrics of a finished run
+    without a readable config.json are an error: their settings are unknown, so they are neither reused nor overwritten.
+    """
+    try:
+        before = read_object(folder / CONFIG_FILE, advice=RUN_AGAIN)
+    except InputError as error:
+        if (folder / METRICS_FILE).exists():
+            raise InputError(f"{folder} contains a finished run whose settings are unknown: {error}") from error
+        return None
     mine = json.loads(json.dumps(settings))
-    names = [] if before is None else [key for key in {**before, **mine} if before.get(key) != mine.get(key)]
+    names = [key for key in {**before, **mine} if before.get(key) != mine.get(key)]
     if names:
         raise InputError(
             f"{folder} contains a run with other settings ({', '.join(sorted(names))} differ): "
             "choose another folder, or remove that one."
         )
-
-
-def earlier_settings(folder: Path) -> dict[str, Any] | None:
-    """config.json of the run in `folder`; None if there is none, or only an unreadable one without metrics.
-
-    Metrics of a finished run without a readable config.json are an error: their settings are unknown, so they are neither
-    reused nor overwritten.
-    """
-    try:
-        return read_object(folder / CONFIG_FILE, advice=RUN_AGAIN)
-    except InputError as error:
-        if (folder / METRICS_FILE).exists():
-            raise InputError(f"{folder} contains a finished run whose settings are unknown: {error}") from error
-        return None
+    return before
 
 
 def is_finished(folder: Path) -> bool:
@@ -158,78 +159,56 @@ def read_steps(folder: Path, name: str = STEPS_FILE) -> list[StepRecord]:
     return records
 
 
-class SavedState:
-    """The checkpoints of an unfinished run in its folder; the last two are kept.
+# Checkpoints of an unfinished run, the last two. accelerate writes model and optimizer into a temporary folder; the step
+# records and the checksum of every file are added, and a rename puts the folder in place, so a checkpoint is complete or
+# absent. It holds nothing that depends on the number of ranks: the first one writes it and all of them read it.
 
-    accelerate writes model and optimizer into a temporary folder. The step records and a manifest with the checksum of every
-    file are added, and a rename puts the folder in place, so a checkpoint is complete or absent. Loading verifies the
-    checksums: if a file was truncated, the checkpoint before it is used. On several ranks the first one writes and all of
-    them read. A checkpoint holds nothing that depends on the number of ranks.
-    """
 
-    def __init__(self, folder: Path, identity: str, job: Job) -> None:
-        self._folder = folder / CHECKPOINTS
-        self._identity, self._job = identity, job
-        self.step = 0
-        """The last step that was saved or loaded."""
+def save_checkpoint(folder: Path, accelerator: Any, records: Sequence[StepRecord]) -> None:
+    """Write the state after the last of `records`; if the disk is full, the earlier checkpoints stay."""
+    place = folder / CHECKPOINTS / f"step-{len(records):07d}"
+    try:
+        with whole_folder(place) as part:
+            accelerator.save_state(str(part))
+            (part / RECORDS).write_text(_lines(records), encoding="utf-8")
+            (part / CHECKSUMS).write_text(json.dumps(_checksums(part)), encoding="utf-8")
+    except UnwritableFolderError as error:
+        raise OutputError(
+            f"cannot write a checkpoint into {place.parent}: {first_line(error.__cause__ or error)}. Free some space and "
+            "run the same command again: it resumes from the last complete checkpoint."
+        ) from error
+    for old in sorted(place.parent.glob("step-*"))[:-KEEP]:
+        shutil.rmtree(old, ignore_errors=True)
 
-    def save(self, accelerator: Any, step: int, records: list[StepRecord]) -> None:
-        """Write the state after `step`; if the disk is full, the earlier checkpoints stay."""
-        if not self._job.first:
-            return
+
+def load_checkpoint(folder: Path, accelerator: Any) -> list[StepRecord]:
+    """Load the newest checkpoint whose files have their checksums; the records up to it, none without a checkpoint."""
+    for place in sorted((folder / CHECKPOINTS).glob("step-*"), reverse=True):
         try:
-            with whole_folder(self._folder / f"step-{step:07d}") as part:
-                accelerator.save_state(str(part))
-                (part / RECORDS).write_text(_lines(records), encoding="utf-8")
-                files = {file.name: _checksum(file) for file in sorted(part.iterdir())}
-                content = json.dumps({"step": step, "identity": self._identity, "files": files})
-                (part / MANIFEST).write_text(content, encoding="utf-8")
-        except UnwritableFolderError as error:
-            raise OutputError(
-                f"cannot write a checkpoint into {self._folder}: {first_line(error.__cause__ or error)}. Free some space and "
-                "run the same command again: it resumes from the last complete checkpoint."
-            ) from error
-        self.step = step
-        for old in self._steps()[:-KEEP]:
-            shutil.rmtree(old, ignore_errors=True)
-
-    def load(self, accelerator: Any) -> tuple[int, list[StepRecord]]:
-        """Load the newest intact checkpoint: (its step, the records up to it), or (0, []) without one."""
-        for place in reversed(self._steps()):
-            manifest = self._manifest(place)
-            if manifest is None:
-                if self._job.first:
-                    print(
-                        f"{place.name} is damaged or of another run: the checkpoint before it is used.", file=sys.stderr
-                    )
-                continue
+            intact = json.loads((place / CHECKSUMS).read_text(encoding="utf-8")) == _checksums(place)
+        except (OSError, ValueError):
+            intact = False
+        if intact:
             accelerator.load_state(str(place))
-            self.step = int(manifest["step"])
-            return self.step, read_steps(place, RECORDS)
-        return 0, []
-
-    def clear(self) -> None:
-        """Remove all checkpoints: the run is finished."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _steps(self) -> list[Path]:
-        return sorted(self._folder.glob("step-*"))
-
-    def _manifest(self, place: Path) -> dict[str, Any] | None:
-        """The manifest of a checkpoint of this run whose files have their checksums; None otherwise."""
-        try:
-            manifest: dict[str, Any] = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
-            int(manifest["step"])
-            files: dict[str, str] = manifest["files"]
-            intact = all(_checksum(place / name) == checksum for name, checksum in files.items())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # truncated, or JSON of another shape
-            return None
-        return manifest if intact and manifest.get("identity") == self._identity else None
+            return read_steps(place, RECORDS)
+        if first_rank():
+            print(f"{place.name} is damaged: the checkpoint before it is used.", file=sys.stderr)
+    return []
 
 
-def _checksum(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+def remove_checkpoints(folder: Path) -> None:
+    """Remove all checkpoints: the run is finished."""
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+
+
+def _checksums(place: Path) -> dict[str, str]:
+    """File name → SHA-256, of the files of a checkpoint."""
+    found = {}
+    for file in sorted(place.iterdir()):
+        if file.name != CHECKSUMS:
+            with file.open("rb") as content:
+                found[file.name] = hashlib.file_digest(content, "sha256").hexdigest()
+    return found
 
 
 def run_provenance(command: str, began: float, records: Sequence[StepRecord]) -> RunProvenance:

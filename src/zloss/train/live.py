@@ -79,29 +79,27 @@ class TerminalView:
         from rich.table import Column
         from rich.text import Text
 
-        console, numbers = Console(stderr=True), Text(no_wrap=True, overflow="ellipsis")
+        console = Console(stderr=True)
         # A long name gives way: the step and the time left are what changes.
         title = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
         count = TextColumn("step {task.completed} of {task.total}")
-        bars = Progress(title, BarColumn(BAR), count, TimeRemainingColumn(), console=console, expand=True)
+        self._bars = Progress(title, BarColumn(BAR), count, TimeRemainingColumn(), console=console, expand=True)
         shown_name = f"run {self._number} of {self._runs}  {name}" if self._runs > 1 else name
-        tasks = [bars.add_task(shown_name, total=steps, completed=done)]
+        self._bars.add_task(shown_name, total=steps, completed=done)
         if self._number < self._runs:
-            tasks.append(bars.add_task("this and all later runs", total=steps + self._steps_after, completed=done))
-        norms: deque[float] = deque(maxlen=WINDOW)
-        valid_ce: list[float] = []
+            self._bars.add_task("this and all later runs", total=steps + self._steps_after, completed=done)
+        self._numbers, self._valid_ce = Text(no_wrap=True, overflow="ellipsis"), list[float]()
+        self._norms: deque[float] = deque(maxlen=WINDOW)
+        with Live(Group(self._bars, self._numbers), console=console, refresh_per_second=REFRESH):
+            yield self
 
-        class Lines:
-            def show(self, record: StepRecord, tokens: int) -> None:
-                norms.append(record.grad_norm)
-                if (found := record.telemetry.get("valid_ce")) is not None:
-                    valid_ce[:] = [found]
-                for task in tasks:
-                    bars.update(task, completed=record.step)
-                numbers.plain = numbers_line(record, tokens, norms, valid_ce)
-
-        with Live(Group(bars, numbers), console=console, refresh_per_second=REFRESH):
-            yield Lines()
+    def show(self, record: StepRecord, tokens: int) -> None:
+        self._norms.append(record.grad_norm)
+        if (found := record.telemetry.get("valid_ce")) is not None:
+            self._valid_ce = [found]
+        for task in self._bars.task_ids:
+            self._bars.update(task, completed=record.step)
+        self._numbers.plain = numbers_line(record, tokens, self._norms, self._valid_ce)
 
 
 def numbers_line(record: StepRecord, tokens: int, norms: Sequence[float], valid_ce: Sequence[float] = ()) -> str:

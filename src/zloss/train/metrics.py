@@ -29,17 +29,15 @@ from zloss.measure.tokens import (
     token_batches,
 )
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.output_head import HiddenStates, find_head, hidden_states
+from zloss.models.output_head import find_head, hidden_states
 from zloss.objectives import Objective
 from zloss.optimizer.endpoints import endpoints
 from zloss.results.audit import NO_INPUT_PATH, GradientNumbers, Heads
 from zloss.results.comparison import FEW_STEPS
 from zloss.results.run_config import MU_LOSS, RecordedRun, TrainConfig
-from zloss.results.run_metrics import DiagnosticGradient, RoutingMetrics, RunGradients, RunMetrics
+from zloss.results.run_metrics import DiagnosticGradient, RunGradients, RunMetrics
 from zloss.results.steps import StepRecord
 from zloss.text import Blocks
-from zloss.train.data import TrainData
-from zloss.train.loss import run_objective
 from zloss.train.moe import RouterTerms, RoutingTap, router_terms, routing_metrics
 
 if TYPE_CHECKING:
@@ -50,87 +48,48 @@ EVALUATION_BLOCKS = 4
 
 
 def run_metrics(
-    config: TrainConfig,
+    run: TrainConfig | RecordedRun,
+    options: TrainConfig | RecordOptions,
+    objective: Objective,
     checkpoint: Checkpoint,
-    data: TrainData,
-    records: list[StepRecord],
+    blocks: Blocks,
+    records: Sequence[StepRecord],
+    *,
+    tokens: tuple[int, int | None],
     progress: Progress,
     job: Job,
 ) -> RunMetrics | None:
-    """metrics.json of a run of `zloss train`.
+    """Everything of metrics.json; a missing number is None with its reason.
 
-    The ranks of a job share the pass over the validation blocks. The first one has the metrics, the others None.
+    `options` say what is measured on the validation `blocks`. `tokens`: those of all steps, and those of the training text
+    if they are known. The ranks of a job share the pass over the validation blocks. The first one has the metrics, the
+    others None.
     """
     checkpoint.model.eval()
-    moe, head, step_tokens = config.moe, find_head(checkpoint), config.tokens_per_step
+    head = find_head(checkpoint)
+    moe, step_tokens = (run.moe, run.tokens_per_step) if isinstance(run, TrainConfig) else (None, 0)
+    measurement = measurement_of(head, coef=options.diag_coef, gain_beta=run.gain_beta)
+    tap = None if moe is None else RoutingTap(checkpoint.model, blocks.counted)
+    share = job.local_range(blocks.count, EVALUATION_BLOCKS)
     passes: list[RouterTerms] = []
+    parts: list[Columns] = []
+    with hidden_states(checkpoint, head) as hidden_of, progress.step("validation", len(share) * blocks.size) as step:
 
-    def observed(hidden_of: HiddenStates) -> HiddenStates:
-        """The same hidden states; the routing of each forward pass is kept."""
-        if moe is None:
-            return hidden_of
-        tap = RoutingTap(checkpoint.model, data.valid.counted)
-
-        def run(inputs_BN: Tensor) -> Tensor:
+        def observed(inputs_BN: Tensor) -> Tensor:
+            """The hidden states; the routing of the forward pass is kept, if there is any."""
+            if moe is None or tap is None:
+                return hidden_of(inputs_BN)
             hidden_BND, routing = tap.observe(lambda: hidden_of(inputs_BN), len(inputs_BN))
             passes.append(router_terms(routing, moe, step_tokens, tap.weights(moe.experts))[2])
             return hidden_BND
 
-        return run
-
-    measurement = measurement_of(head, coef=config.diag_coef, gain_beta=config.gain_beta)
-    with hidden_states(checkpoint, head) as hidden_of:
-        columns = validate(measurement, data.valid, observed(hidden_of), progress, job)
-    of_all_ranks = [part for rank in job.gather(passes) for part in rank]
+        for _, part in token_batches(measurement, blocks, observed, EVALUATION_BLOCKS, share):
+            parts.append(part)
+            step.advance(len(part["ce"]))
+    columns = concatenated([part for rank in job.all_gather(parts) for part in rank])
+    routed = [terms for rank in job.all_gather(passes) for terms in rank]
     if not job.first:
         return None
-    return measured_run(
-        config,
-        config,
-        run_objective(config),
-        measurement,
-        data.valid,
-        columns,
-        records,
-        checkpoint=checkpoint,
-        tokens=(config.steps * step_tokens, data.train.predictions),
-        routing=None if moe is None else routing_metrics(of_all_ranks, moe, step_tokens),
-    )
-
-
-def validate(
-    measurement: Measurement, blocks: Blocks, hidden_of: HiddenStates, progress: Progress, job: Job
-) -> Columns:
-    """The columns of all tokens of the validation text.
-
-    On several ranks each passes over its share of the blocks; the first one has the columns of all afterwards.
-    """
-    share = job.local_range(blocks.count, EVALUATION_BLOCKS)
-    parts: list[Columns] = []
-    with progress.step("validation", len(share) * blocks.size) as step:
-        for _, columns in token_batches(measurement, blocks, hidden_of, EVALUATION_BLOCKS, share):
-            parts.append(columns)
-            step.advance(len(columns["ce"]))
-    return concatenated([part for of_rank in job.gather(parts) for part in of_rank])
-
-
-def measured_run(
-    run: TrainConfig | RecordedRun,
-    options: TrainConfig | RecordOptions,
-    objective: Objective,
-    measurement: Measurement,
-    blocks: Blocks,
-    columns: Columns,
-    records: Sequence[StepRecord],
-    *,
-    checkpoint: Checkpoint,
-    tokens: tuple[int, int | None],
-    routing: RoutingMetrics | None = None,
-) -> RunMetrics:
-    """Everything of metrics.json, from the columns of the validation tokens; a missing number is None with its reason.
-
-    `options` say what is measured. `tokens`: those of all steps, and those of the training text if they are known.
-    """
     coordinate, steps, (consumed, available) = objective.coordinate, len(records), tokens
     heads = Heads(head_numbers(columns, measurement, "raw"), head_numbers(columns, measurement, "centered"))
     reasons: dict[str, str] = {}
@@ -157,7 +116,7 @@ def measured_run(
         ppl=perplexity(columns),
         ce=mean(columns["ce"]),
         coordinate=coordinate,
-        routing=routing,
+        routing=None if moe is None else routing_metrics(routed, moe, step_tokens),
         diag_coef=options.diag_coef,
         diag_z=deployed.diag_z,
         p_z_999=deployed.p_z_999,
@@ -180,37 +139,28 @@ def _gradients(
     checkpoint: Checkpoint, objective: Objective, measurement: Measurement, blocks: Blocks, count: int
 ) -> tuple[RunGradients, dict[str, str]]:
     """The auxiliary gradient of the method and the diagnostic Z in both coordinates as in an audit, and why one is None."""
+    reason = None
     if not count:
         reason = "gradient_blocks = 0"
     elif not bool(measurement.head.weight_VD.detach().isfinite().all()):
         reason = "the weights are not finite"
     elif checkpoint.custom is not None and not has_graph(checkpoint, measurement.head, blocks.inputs(0, 1)[0]):
         reason = "`hidden_of` returns hidden states without a graph (torch.no_grad or detach)"
-    else:
-        try:
-            return _measured_gradients(checkpoint, objective, measurement, blocks, min(count, blocks.count))
-        except Exception as error:
-            if checkpoint.custom is None:
-                raise
-            # A finished run is not lost because its model cannot be taken apart.
-            reason = f"the backward pass of the model fails ({type(error).__name__}: {first_line(error)})"
-    none = RunGradients(r_aux=None, c_aux=None, tied_paths=None, gradient=None, diagnostic_tied_paths=None)
-    return none, dict.fromkeys(("r_aux", "c_aux", "tied_paths", "gradient"), reason)
-
-
-def _measured_gradients(
-    checkpoint: Checkpoint, objective: Objective, measurement: Measurement, blocks: Blocks, count: int
-) -> tuple[RunGradients, dict[str, str]]:
-    auxiliary, paths = GradientNumbers(r_z=0.0), None
-    reasons: dict[str, str] = {}
-    if objective.active:
-        products = objective_gradients(checkpoint, measurement, blocks, count, {"aux": objective})
-        auxiliary, paths = products.against_ce("aux"), products.paths("aux")
-        if paths is None:
-            reasons["tied_paths"] = NO_INPUT_PATH
-    else:
-        reasons["c_aux"] = reasons["tied_paths"] = "this method has no auxiliary gradient"
-    found, diagnostic_paths, _ = diagnostic_gradients(checkpoint, measurement, blocks, count)
+    if reason is not None:
+        return _no_gradients(reason)
+    count, auxiliary, paths = min(count, blocks.count), GradientNumbers(r_z=0.0), None
+    reasons = dict.fromkeys(("c_aux", "tied_paths"), "this method has no auxiliary gradient")
+    try:
+        if objective.active:
+            products = objective_gradients(checkpoint, measurement, blocks, count, {"aux": objective})
+            auxiliary, paths = products.against_ce("aux"), products.paths("aux")
+            reasons = {} if paths is not None else {"tied_paths": NO_INPUT_PATH}
+        found, diagnostic_paths, _ = diagnostic_gradients(checkpoint, measurement, blocks, count)
+    except Exception as error:
+        if checkpoint.custom is None:
+            raise
+        # A finished run is not lost because its model cannot be taken apart.
+        return _no_gradients(f"the backward pass of the model fails ({type(error).__name__}: {first_line(error)})")
     diagnostic = DiagnosticGradient(
         coef=measurement.coef, blocks=count, raw=found.raw, centered=found.centered, whole_model=found.whole_model
     )
@@ -222,3 +172,8 @@ def _measured_gradients(
         diagnostic_tied_paths=diagnostic_paths or None,
     )
     return numbers, reasons
+
+
+def _no_gradients(reason: str) -> tuple[RunGradients, dict[str, str]]:
+    none = RunGradients(r_aux=None, c_aux=None, tied_paths=None, gradient=None, diagnostic_tied_paths=None)
+    return none, dict.fromkeys(("r_aux", "c_aux", "tied_paths", "gradient"), reason)

@@ -36,7 +36,7 @@ from zloss.head.loss import HeadLossOutput
 from zloss.jobs import Job
 from zloss.models.checkpoint import Checkpoint, weight_fingerprint
 from zloss.models.in_memory import checkpoint_in_memory, evaluating, refuse_shards
-from zloss.models.output_head import check_head, find_head, hidden_states
+from zloss.models.output_head import check_head, find_head
 from zloss.objectives import Objective
 from zloss.optimizer.endpoints import SPIKE, THRESHOLDS
 from zloss.optimizer.recorder import OpenStep, Recorder, StatefulOptimizer
@@ -119,7 +119,12 @@ def record_run(
     """
     chosen, blocks = options or RecordOptions(), rows_as_blocks(validation, "validation")
     checkpoint = checkpoint_in_memory(model, head=head, hidden_of=hidden_of, logit_scale=logit_scale, softcap=softcap)
-    _check_validation(checkpoint, blocks)
+    # A model that cannot be validated is refused before the first step, not after the last.
+    output, largest = find_head(checkpoint), int(blocks.stream.max())
+    if largest >= output.vocab:
+        raise InputError(f"`validation` holds the token id {largest}, but the head has {output.vocab} rows.")
+    with evaluating(checkpoint.model):
+        check_head(checkpoint, output, blocks.inputs(0, 1)[0])
     for name, value in (settings or {}).items():
         if not isinstance(value, (str, int, float, bool, list, tuple, dict, type(None))):
             raise InputError(
@@ -144,15 +149,6 @@ def record_run(
         initial_weights=weight_fingerprint(checkpoint.model),
     )
     return RunRecorder(Path(directory) / config.name, config, checkpoint, objective, blocks, optimizer, chosen)
-
-
-def _check_validation(checkpoint: Checkpoint, blocks: Blocks) -> None:
-    """Refuse a model that cannot be validated: before the first step, not after the last."""
-    head, largest = find_head(checkpoint), int(blocks.stream.max())
-    if largest >= head.vocab:
-        raise InputError(f"`validation` holds the token id {largest}, but the head has {head.vocab} rows.")
-    with evaluating(checkpoint.model):
-        check_head(checkpoint, head, blocks.inputs(0, 1)[0])
 
 
 class RunRecorder:
@@ -208,20 +204,17 @@ class RunRecorder:
         with ExitStack() as held:
             held.enter_context(locked_folder(self.folder))
             claim_settings(self.folder, self.config.to_dict())
-            self._recorder.records = self._earlier(step)
+            # A resumed run keeps the records of the steps before.
+            known = read_steps(self.folder)[:step] if step and (self.folder / STEPS_FILE).is_file() else []
+            if [record.step for record in known] != list(range(1, step + 1)):
+                raise InputError(
+                    f"the loop resumes after step {step}, but {self.folder / STEPS_FILE} does not hold the steps before: "
+                    "record from the first step on, in the same folder."
+                )
+            self._recorder.records = known
             (self.folder / METRICS_FILE).unlink(missing_ok=True)
             write_steps(self.folder, self._recorder.records)
             self._held = held.pop_all()
-
-    def _earlier(self, step: int) -> list[StepRecord]:
-        """The records of the first `step` steps, which a resumed run keeps."""
-        known = read_steps(self.folder)[:step] if step and (self.folder / STEPS_FILE).is_file() else []
-        if [record.step for record in known] != list(range(1, step + 1)):
-            raise InputError(
-                f"the loop resumes after step {step}, but {self.folder / STEPS_FILE} does not hold the steps before: "
-                "record from the first step on, in the same folder."
-            )
-        return known
 
     def micro_batch(self, output: HeadLossOutput | MicroBatch, *, normalizer: float | Tensor | None = None) -> None:
         """One loss that backward was or will be called on, an output of `head_loss`; a step may have several.
@@ -283,40 +276,33 @@ class RunRecorder:
 
     def finish(self, progress: Progress | None = None) -> RunMetrics | None:
         """Measure the validation blocks and write metrics.json; None on a process that does not write."""
+        # The measurement is the heavier half of these imports, and `import zloss` has to stay light.
+        from zloss.train.metrics import run_metrics
+
         try:
+            if self._writes and not self.records:
+                raise InputError("a run without steps has no metrics: record at least one step.")
             if self._writes:
-                self.metrics = self._measure(progress or Silent())
+                consumed = int(sum(record.telemetry.get(TOKENS) or 0.0 for record in self.records))
+                with evaluating(self._checkpoint.model):
+                    self.metrics = run_metrics(
+                        self.config,
+                        self._options,
+                        self._objective,
+                        self._checkpoint,
+                        self._blocks,
+                        self.records,
+                        tokens=(consumed, self._options.tokens_available),
+                        progress=progress or Silent(),
+                        job=Job(),
+                    )
+                assert self.metrics is not None
                 command = f"zloss.record_run ({self.config.loop})"
                 write_run_provenance(self.folder, run_provenance(command, self._began, self.records))
                 write_metrics(self.folder, self.metrics)
         finally:
             self.close()
         return self.metrics
-
-    def _measure(self, progress: Progress) -> RunMetrics:
-        # The measurement is the heavier half of these imports, and `import zloss` has to stay light.
-        from zloss.measure.measurement import measurement_of
-        from zloss.train.metrics import measured_run, validate
-
-        config, options, checkpoint = self.config, self._options, self._checkpoint
-        if not self.records:
-            raise InputError("a run without steps has no metrics: record at least one step.")
-        measurement = measurement_of(find_head(checkpoint), coef=options.diag_coef, gain_beta=config.gain_beta)
-        consumed = int(sum(record.telemetry.get(TOKENS) or 0.0 for record in self.records))
-        with evaluating(checkpoint.model):
-            with hidden_states(checkpoint, measurement.head) as hidden_of:
-                columns = validate(measurement, self._blocks, hidden_of, progress, Job())
-            return measured_run(
-                config,
-                options,
-                self._objective,
-                measurement,
-                self._blocks,
-                columns,
-                self.records,
-                checkpoint=checkpoint,
-                tokens=(consumed, options.tokens_available),
-            )
 
     def close(self) -> None:
         """Release the folder; a run without metrics counts as unfinished."""

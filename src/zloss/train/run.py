@@ -22,7 +22,6 @@ from zloss.console import Progress, Silent, held_interrupts
 from zloss.errors import ZlossError
 from zloss.head.centering import mu_center_, mu_loss_
 from zloss.jobs import Job
-from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import find_head
 from zloss.optimizer.recorder import Recorder
 from zloss.results.folder import whole_folder
@@ -33,9 +32,18 @@ from zloss.results.steps import StepRecord
 from zloss.telemetry.window import StepWindow, micro_batch
 from zloss.text import Blocks
 from zloss.train.data import check_divisible, micro_batches
-from zloss.train.folder import SavedState, append_step, check_alike, run_in_folder, run_provenance, write_steps
+from zloss.train.folder import (
+    append_step,
+    check_alike,
+    load_checkpoint,
+    remove_checkpoints,
+    run_in_folder,
+    run_provenance,
+    save_checkpoint,
+    write_steps,
+)
 from zloss.train.live import LiveView, NoView, quiet_tracker_threads, tracked, tracker_errors
-from zloss.train.loss import LossModel, run_loss, run_objective, unscaled_penalty
+from zloss.train.loss import run_loss, run_objective, unscaled_penalty
 from zloss.train.metrics import run_metrics
 from zloss.train.moe import router_numbers
 from zloss.train.options import RunOptions
@@ -81,7 +89,7 @@ def run_training(
     config, options, data = start.with_block_size(config), options or RunOptions(), start.data
     view = view if view is not None and job.first else NoView()
     job.together(check_divisible, config, job)
-    with run_in_folder(folder, config, start, job) as identity, quiet_tracker_threads():
+    with run_in_folder(folder, config, start, job), quiet_tracker_threads():
         began = time.time()
 
         # Load the model with its loss and optimizer, and the last checkpoint if there is one.
@@ -100,9 +108,8 @@ def run_training(
         )
         # The paper's path has statistics of logits that are already centered, so log Z needs no shift.
         window = StepWindow(1, "raw" if config.head == "paper" else objective.coordinate, across_ranks=True)
-        validated = LossModel(checkpoint, objective, config.head, data.valid.counted)
-        saved = SavedState(folder, identity, job)
-        done, recorder.records = job.together(saved.load, accelerator)
+        recorder.records = job.together(load_checkpoint, folder, accelerator)
+        done = len(recorder.records)
         job.together(check_alike, job.all_gather(done), "checkpoints: they need one folder that all of them read")
         if job.first:
             # Metrics of an earlier run of the same settings: its log is replaced now.
@@ -110,20 +117,22 @@ def run_training(
             write_steps(folder, recorder.records)
 
         def reason_to_end() -> str | None:
-            return ending(recorder.records) if ending is not None and job.first and recorder.records else None
+            return ending(recorder.records) if ending is not None and recorder.records else None
 
         def finish_step() -> str | None:
-            """Log, show, track and save the last step; the reason why the run ends there."""
-            record = recorder.records[-1]
+            """Log, show, track and save the last step; the reason why the run ends there, known to the first rank."""
+            reason = None
             if job.first:
+                record = recorder.records[-1]
                 append_step(folder, record)
-            shown.show(record, config.tokens_per_step)
-            if options.trackers:
-                with tracker_errors():
-                    accelerator.log(tracked(record), step=record.step)
-            reason = reason_to_end()
-            if reason is None and _is_due(record.step, options.checkpoint_every, config.steps):
-                saved.save(accelerator, record.step, recorder.records)
+                shown.show(record, config.tokens_per_step)
+                if options.trackers:
+                    with tracker_errors():
+                        accelerator.log(tracked(record), step=record.step)
+                reason = reason_to_end()
+                if reason is None and _is_due(record.step, options.checkpoint_every, config.steps):
+                    save_checkpoint(folder, accelerator, recorder.records)
+            release()
             return reason
 
         model.train()
@@ -131,12 +140,12 @@ def run_training(
             view.run(config.name, config.steps, done) as shown,
             # The loop seeds the global generators step by step; the caller gets them back as they were.
             torch.random.fork_rng(),
+            # Ctrl-C waits for the end of the step. A second one interrupts it: what is half done is not kept.
             held_interrupts() as release,
         ):
             # If the run was interrupted right after the step that ended it, it ends again before taking another one.
-            reason = job.between_steps(reason_to_end, release)
+            reason = job.from_first(reason_to_end)
             while reason is None and done < config.steps:
-                # A second Ctrl-C may interrupt a step: what is half done is not kept.
                 clock, number = time.perf_counter(), done + 1
 
                 # Forward and backward passes of this rank's micro-batches.
@@ -187,27 +196,40 @@ def run_training(
                         step.skip()
                     step.seconds = time.perf_counter() - clock
                     if job.first and _is_due(number, options.validate_every, config.steps):
-                        step.telemetry["valid_ce"] = _validation_ce(validated, data.valid, config, accelerator)
+                        step.telemetry["valid_ce"] = _validation_ce(plain, data.valid, config, accelerator)
                 optimizer.zero_grad()
                 done = number
                 try:
-                    reason = job.between_steps(finish_step, release)
+                    reason = job.all_gather(job.together(finish_step))[0]
                 except KeyboardInterrupt:
-                    if options.checkpoint_every and done > saved.step:
-                        saved.save(accelerator, done, recorder.records)
+                    if job.first and options.checkpoint_every:
+                        save_checkpoint(folder, accelerator, recorder.records)
                     raise
         if reason is not None:
             close_accelerator(accelerator)
             raise RunEndedError(done, reason)
 
         # Validate and save.
-        metrics = run_metrics(config, checkpoint, data, recorder.records, progress or Silent(), job)
+        metrics = run_metrics(
+            config,
+            config,
+            objective,
+            checkpoint,
+            data.valid,
+            recorder.records,
+            tokens=(config.steps * config.tokens_per_step, data.train.predictions),
+            progress=progress or Silent(),
+            job=job,
+        )
         if metrics is not None:
             if options.save_model:
-                _save_model(checkpoint, folder)
+                trained: Any = checkpoint.model
+                with whole_folder(folder / "model") as part:
+                    trained.save_pretrained(part)
+                    checkpoint.tokenizer.save_pretrained(part)
             write_run_provenance(folder, run_provenance(options.command, began, recorder.records))
             write_metrics(folder, metrics)
-            saved.clear()
+            remove_checkpoints(folder)
         close_accelerator(accelerator)
         return metrics
 
@@ -222,21 +244,11 @@ def _validation_ce(model: nn.Module, blocks: Blocks, config: TrainConfig, accele
     """Cross-entropy of the model as it is on the first validation blocks, in nats per token; changes no number of the run."""
     few, total = blocks.first(LIVE_BLOCKS), 0.0
     model.eval()
-    try:
-        with accelerator.autocast():
-            for start in range(0, few.count, config.micro_batch):
-                inputs, targets = (
-                    x.to(accelerator.device) for x in few.batch(slice(start, start + config.micro_batch))
-                )
-                out, _ = model(inputs, targets, targets.numel())
-                total += float(out.cross_entropy) * len(targets)
-    finally:
-        model.train()
-    return total / few.count
-
-
-def _save_model(checkpoint: Checkpoint, folder: Path) -> None:
-    model: Any = checkpoint.model
-    with whole_folder(folder / "model") as part:
-        model.save_pretrained(part)
-        checkpoint.tokenizer.save_pretrained(part)
+    with accelerator.autocast():
+        for start in range(0, few.count, config.micro_batch):
+            index = slice(start, start + config.micro_batch)
+            inputs, targets = (part.to(accelerator.device) for part in few.batch(index))
+            out, _ = model(inputs, targets, few.predictions)
+            total += float(out.cross_entropy)
+    model.train()
+    return total

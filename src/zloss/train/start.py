@@ -228,15 +228,13 @@ def read_adam_state(file: str) -> dict[str, Any]:
         raise CheckpointError(f"there is no file {file} for `optimizer_state`.")
     try:
         found: Any = torch.load(file, map_location="cpu", weights_only=True)
+        found = found.get("optimizer", found)
+        return {"state": found["state"], "param_groups": found["param_groups"]}
     except Exception as error:
-        raise CheckpointError(f"`optimizer_state` {file} cannot be read: {first_line(error)}.") from error
-    if isinstance(found, dict) and isinstance(found.get("optimizer"), dict):
-        found = found["optimizer"]
-    if not isinstance(found, dict) or not {"state", "param_groups"} <= found.keys():
         raise CheckpointError(
-            f"`optimizer_state` {file} is expected to be the `state_dict` of an optimizer, with `state` and `param_groups`."
-        )
-    return found
+            f"`optimizer_state` {file} cannot be read as the `state_dict` of an optimizer, with `state` and `param_groups`: "
+            f"{type(error).__name__} {first_line(error)}."
+        ) from error
 
 
 def _load_adam_state(optimizer: torch.optim.Optimizer, model: nn.Module, file: str) -> None:
@@ -251,19 +249,17 @@ def _load_adam_state(optimizer: torch.optim.Optimizer, model: nn.Module, file: s
         parameters = [parameter for group in ours for parameter in group]
     else:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    states = [saved["state"].get(number) for group in theirs for number in group]
-    if len(parameters) != len(states):
+    states = [saved["state"].get(number, {}) for group in theirs for number in group]
+    shapes = [[list(state[name].shape) if name in state else None for name in MOMENTS] for state in states]
+    wanted = [[list(parameter.shape)] * len(MOMENTS) for parameter in parameters]
+    if shapes != wanted:
+        first = next((i for i, pair in enumerate(zip(shapes, wanted, strict=False)) if pair[0] != pair[1]), 0)
         raise CheckpointError(
-            f"`optimizer_state` {file} has {len(states)} parameters, but the model trains {len(parameters)}."
+            f"`optimizer_state` {file} has {len(states)} parameters, parameter {first} with Adam moments of shape "
+            f"{shapes[first][0] if shapes else None}, but the model trains {len(parameters)}, and that one is "
+            f"{list(parameters[first].shape)}: it comes from another model, optimizer or order of parameters."
         )
-    for index, (parameter, state) in enumerate(zip(parameters, states, strict=True)):
-        if not isinstance(state, dict) or not {"step", *MOMENTS} <= state.keys():
-            raise CheckpointError(f"`optimizer_state` {file} has no Adam moments of parameter {index}.")
-        if any(state[name].shape != parameter.shape for name in MOMENTS):
-            raise CheckpointError(
-                f"`optimizer_state` {file} has moments of shape {list(state[MOMENTS[0]].shape)} for parameter {index}, "
-                f"which is {list(parameter.shape)}: it comes from another model or another order of parameters."
-            )
+    for parameter, state in zip(parameters, states, strict=True):
         moments = {name: state[name].to(parameter.dtype).clone() for name in MOMENTS}
         optimizer.state[parameter] = {"step": torch.as_tensor(float(state["step"])), **moments}
 
