@@ -28,7 +28,7 @@ def own(label: str) -> Table:
 def verdict(label: str, claim: str, table: Table) -> str:
     """What a claim of the label says of a table."""
     (found,) = (one for one in find_recipe(label).claims if one.id == claim)
-    return found.check(table).verdict
+    return found.judge(table).verdict
 
 
 def times(factor: float) -> Change:
@@ -56,4 +56,4 @@ def smoke(label: str, overrides: Overrides, bench: Workbench) -> Reproduction:
 
 def verdicts(result: Reproduction) -> dict[str, str]:
     """Every claim on the measured lines; a smoke result itself evaluates none."""
-    return {claim.id: claim.check(result.table).verdict for claim in result.recipe.claims}
+    return {claim.id: claim.judge(result.table).verdict for claim in result.recipe.claims}

@@ -306,7 +306,7 @@ def test_other_models_leave_named_claims_open() -> None:
     table = Table(
         tuple(replace(line, key={**line.key, "model": "other"}) for line in own("tab:pretrained").find(model="GPT-2"))
     )
-    open_claims = {claim.id for claim in find_recipe("tab:pretrained").claims if claim.check(table).verdict == OPEN}
+    open_claims = {claim.id for claim in find_recipe("tab:pretrained").claims if claim.judge(table).verdict == OPEN}
     assert {"pythia_1b_contrast", "tail_falls_for_several", "gain_may_rise"} <= open_claims
     assert {"ppl_preserved", "shift_removed"}.isdisjoint(open_claims)
 
@@ -314,7 +314,7 @@ def test_other_models_leave_named_claims_open() -> None:
 def test_an_empty_table_decides_nothing() -> None:
     for label in labels():
         for claim in find_recipe(label).claims:
-            assert claim.check(Table(())).verdict == OPEN
+            assert claim.judge(Table(())).verdict == OPEN
 
 
 def with_runs(table: Table, quantity: str, numbers: dict[str, tuple[float, ...]]) -> Table:
@@ -400,7 +400,7 @@ def test_claims_of_the_described_run_fail_on_wrong_numbers() -> None:
 def test_a_method_that_was_not_run_leaves_its_claims_open(label: str) -> None:
     only_ce = Table(own(label).find(method=CE))
     for claim in find_recipe(label).claims:
-        assert claim.check(only_ce).verdict == OPEN, claim.id
+        assert claim.judge(only_ce).verdict == OPEN, claim.id
 
 
 @pytest.mark.parametrize(

@@ -142,8 +142,8 @@ def _evaluated(
 
 def _reproduced_claim(recipe: Recipe[Any], claim: Claim, profile: Profile, table: Table) -> ReproducedClaim:
     """A claim on our table and on the paper's own; at the smoke profile ours is not evaluated."""
-    ours = Judgement(OPEN, NOT_JUDGED) if profile == "smoke" else claim.check(table)
-    paper = None if recipe.paper is None else claim.check(recipe.paper.table)
+    ours = Judgement(OPEN, NOT_JUDGED) if profile == "smoke" else claim.judge(table)
+    paper = None if recipe.paper is None else claim.judge(recipe.paper.table)
     return ReproducedClaim(
         id=claim.id,
         statement=claim.statement,

@@ -25,18 +25,19 @@ from zloss_paper.engine.claims import (
     QUOTED_TOLERANCE,
     SYMBOLS,
     Claim,
-    PairTest,
+    Compare,
     Tested,
     all_pairs,
     cell,
-    for_models,
+    change,
     near,
+    of_models,
     ratio,
-    smaller,
+    rises,
     some_pair,
 )
 from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
-from zloss_paper.engine.table import Cell, Key, Line, Pair, PaperTable, Table, cells_of, paper_table
+from zloss_paper.engine.table import Cell, Key, Line, PaperTable, Table, cells_of, paper_table
 from zloss_paper.engine.workbench import Workbench, text_blocks
 
 DEPLOYED = "deployed_ppl"
@@ -167,67 +168,41 @@ PPL_TOLERANCE = 1e-4
 SHIFT_LEFT = 1e-4
 
 
-def pair_test(column: str, holds: Callable[[Cell, Cell], bool]) -> PairTest:
-    """`holds` of the raw and the centered number: "GPT-2: P_Z^99.9 263.5 → 20.61"."""
-
-    def test(pair: Pair) -> Tested:
-        raw, centered = cell(pair.raw, column), cell(pair.centered, column)
-        return holds(raw, centered), f"{pair.name}: {SYMBOLS[column]} {number(raw.value)} → {number(centered.value)}"
-
-    return test
-
-
-def rises(column: str) -> PairTest:
-    """Centering raises the number."""
-    return pair_test(column, smaller)
-
-
-def falls(column: str, *, factor: float = 1.0) -> PairTest:
-    """Centering lowers the number, by at least `factor`."""
-    return pair_test(column, lambda raw, centered: smaller(centered, raw) and raw.high >= factor * centered.low)
-
-
-def goes_from_to(column: str, raw: Cell, centered: Cell) -> PairTest:
+def goes_from_to(column: str, raw: Cell, centered: Cell) -> Compare:
     """The number has the quoted values."""
-    return pair_test(column, lambda found, after: near(found, raw) and near(after, centered))
+    return change(column, lambda found, after: near(found, raw) and near(after, centered))
 
 
-def raw_test(column: str, holds: Callable[[Cell], bool]) -> PairTest:
+def raw_test(column: str, holds: Callable[[Cell], bool]) -> Compare:
     """`holds` of the raw number."""
 
-    def test(pair: Pair) -> Tested:
-        found = cell(pair.raw, column)
-        return holds(found), f"{pair.name}: {column} {number(found.value)}"
+    def test(name: str, raw: Line, centered: Line) -> Tested:
+        found = cell(raw, column)
+        return holds(found), f"{name}: {column} {number(found.value)}"
 
     return test
 
 
-def in_range(column: str, low: float, high: float) -> PairTest:
+def in_range(column: str, low: float, high: float) -> Compare:
     """The raw number lies between two bounds, within the rounding of its cell."""
     return raw_test(column, lambda found: found.high >= low and found.low <= high)
 
 
-def quoted(column: str, value: float, half_unit: float) -> PairTest:
-    """The raw number is the quoted one."""
-    return raw_test(column, lambda found: near(found, Cell(value, half_unit)))
+def both(*compares: Compare) -> Compare:
+    """All comparisons; the sentence has the numbers of all."""
 
-
-def both(*tests: PairTest) -> PairTest:
-    """Both tests; the sentence has the numbers of both."""
-
-    def test(pair: Pair) -> Tested:
-        tested = [one(pair) for one in tests]
-        rest = [sentence.partition(": ")[2] for _, sentence in tested[1:]]
-        return all(ok for ok, _ in tested), ", ".join([tested[0][1], *rest])
+    def test(name: str, raw: Line, centered: Line) -> Tested:
+        tested = [compare(name, raw, centered) for compare in compares]
+        sentences = [sentence.removeprefix(f"{name}: ") for _, sentence in tested]
+        return all(ok for ok, _ in tested), f"{name}: {', '.join(sentences)}"
 
     return test
 
 
-def _same_ppl(pair: Pair) -> Tested:
-    raw, centered = cell(pair.raw, "ppl"), cell(pair.centered, "ppl")
-    gap = abs(raw.value - centered.value) / raw.value
-    _, change = rises("ppl")(pair)
-    return gap <= PPL_TOLERANCE, f"{change}, relative difference {number(gap, 2)}"
+def _same_ppl(name: str, raw: Line, centered: Line) -> Tested:
+    _, sentence = rises("ppl")(name, raw, centered)
+    gap = abs(raw.cells["ppl"].value - centered.cells["ppl"].value) / raw.cells["ppl"].value
+    return gap <= PPL_TOLERANCE, f"{sentence}, relative difference {number(gap, 2)}"
 
 
 PPL_PRESERVED = Claim(
@@ -239,7 +214,7 @@ PPL_PRESERVED = Claim(
 SHIFT_REMOVED = Claim(
     "shift_removed",
     "Centering removes the common-shift tail of every model, up to rounding.",
-    all_pairs(pair_test("mu_abs_99", lambda raw, centered: centered.low <= SHIFT_LEFT * raw.high)),
+    all_pairs(change("mu_abs_99", lambda raw, centered: centered.low <= SHIFT_LEFT * raw.high)),
     f"at most {SHIFT_LEFT:g} of the raw tail is left",
 )
 
@@ -256,14 +231,14 @@ def not_uniform(*shown_by: str) -> Claim:
 def quoted_factor(model: str, column: str, factor: float) -> Claim:
     """Centering divides a tail of one model by a factor the paper quotes to one decimal."""
 
-    def test(pair: Pair) -> Tested:
-        found = ratio(cell(pair.raw, column), cell(pair.centered, column))
-        _, change = rises(column)(pair)
-        return near(found, Cell(factor, 0.05)), f"{change}, a factor of {number(found.value)}"
+    def test(name: str, raw: Line, centered: Line) -> Tested:
+        found = ratio(cell(raw, column), cell(centered, column))
+        _, sentence = rises(column)(name, raw, centered)
+        return near(found, Cell(factor, 0.05)), f"{sentence}, a factor of {number(found.value)}"
 
     return Claim(
         f"{column}_factor_{model.lower().replace(' ', '_')}",
         f"Centering lowers {SYMBOLS[column]} of {model} by a factor of {factor:g}.",
-        for_models((model,), test, exact=True),
+        of_models((model,), all_pairs(test), exact=True),
         f"within {QUOTED_TOLERANCE:.0%} of the quoted factor",
     )

@@ -20,7 +20,19 @@ from zloss.report.numbers import number
 from zloss.results.implementation_audit import Fp16Headroom
 from zloss.results.options import HeadKind
 from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, paper_target
-from zloss_paper.engine.claims import Check, Claim, Compare, Tested, all_lines, among, between, cell, ratio, together
+from zloss_paper.engine.claims import (
+    Check,
+    Claim,
+    Compare,
+    Tested,
+    all_lines,
+    among,
+    between,
+    cell,
+    ratio,
+    together,
+    within,
+)
 from zloss_paper.engine.inputs import CE, CENTERED, CENTERED_HEAD, FINEWEB, METHODS, RAW_METHODS, STANDARD, WIKITEXT
 from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
 from zloss_paper.engine.table import Cell, Line, Table, cells_of, paper_table
@@ -118,28 +130,28 @@ def _shares(ce: Line, other: Line) -> dict[str, Cell]:
     return {name: ratio(cell(other, name), cell(ce, name)) for name in COLUMNS[:3]}
 
 
-def _lower_scale(ce: Line, other: Line, least: float = LEAST_CHANGE, shown: str = "") -> Tested:
+def _lower_scale(name: str, ce: Line, other: Line, least: float = LEAST_CHANGE, shown: str = "") -> Tested:
     before, after = cell(ce, "kappa_min"), cell(other, "kappa_min")
     ok = after.low < before.high * (1 - least)
-    return ok, f"{other.name()}: {shown}κ_min {number(before.value)} → {number(after.value)}"
+    return ok, f"{name}: {shown}κ_min {number(before.value)} → {number(after.value)}"
 
 
-def _less_room(ce: Line, other: Line) -> Tested:
+def _less_room(name: str, ce: Line, other: Line) -> Tested:
     inf = _shares(ce, other)["grad_inf_mean"]
-    ok, sentence = _lower_scale(ce, other, 0.0, f"‖g‖_∞ × {inf.value:.3g}, ")
+    ok, sentence = _lower_scale(name, ce, other, 0.0, f"‖g‖_∞ × {inf.value:.3g}, ")
     return ok and inf.high > 1, sentence
 
 
-def _at_ce_scale(ce: Line, other: Line) -> Tested:
+def _at_ce_scale(name: str, ce: Line, other: Line) -> Tested:
     found = _shares(ce, other)
-    ok = all(share.low <= 1 + AT_CE_SCALE and share.high >= 1 - AT_CE_SCALE for share in found.values())
-    return ok, f"{other.name()}: " + ", ".join(f"{name} × {share.value:.3g}" for name, share in found.items())
+    ok = all(within(share, AT_CE_SCALE) for share in found.values())
+    return ok, f"{name}: " + ", ".join(f"{column} × {share.value:.3g}" for column, share in found.items())
 
 
-def _equal(ce: Line, other: Line) -> Tested:
+def _equal(name: str, ce: Line, other: Line) -> Tested:
     found = _shares(ce, other)
     ok = all(abs(share.value - 1) <= SAME for share in found.values())
-    return ok, f"{other.name()}: " + ", ".join(f"{name} × {share.value:.6g}" for name, share in found.items())
+    return ok, f"{name}: " + ", ".join(f"{column} × {share.value:.6g}" for column, share in found.items())
 
 
 def _overflows(line: Line) -> Tested:

@@ -71,7 +71,7 @@ def implementation_recipe(
         tokens = tokens_per_block(profile) if kernel else None
         return ImplementationConfig(models, storages, logit_scales, tokens_per_block=tokens)
 
-    paper = paper_table(label, integer_keys=("logit_scale",))
+    paper = paper_table(label, "logit_scale")
     return Recipe(label, title, tuple(columns), configure, run, paper, claims)
 
 

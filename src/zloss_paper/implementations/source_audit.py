@@ -18,7 +18,7 @@ from zloss.audit.implementation.kernels import kernel_line
 from zloss.audit.implementation.source import SourceLine
 from zloss.errors import CoordinateError
 from zloss_paper.engine.audited_models import AuditedModel, paper_target
-from zloss_paper.engine.claims import Claim, Tested, all_lines, among, between, cell, line_test, rises, times_smaller
+from zloss_paper.engine.claims import Claim, Tested, all_lines, among, between, cell, falls, line_test, rises
 from zloss_paper.engine.inputs import FINEWEB, WIKITEXT
 from zloss_paper.engine.recipe import RecipeResult
 from zloss_paper.engine.table import Line, Table, cells_from
@@ -118,7 +118,7 @@ UNDERSTATED = line_test(
     lambda forward, source: source.high >= UNDERSTATES * forward.low,
     {"rel_forward_error": 2},
 )
-GROWS = among(lambda line: line.key["storage"] == "bf16", between("logit_scale", 1, 4, rises("delta_src", "Δ_src")))
+GROWS = among(lambda line: line.key["storage"] == "bf16", between("logit_scale", 1, 4, rises("delta_src")))
 CLAIMS = (
     Claim(
         "forward_understates",
@@ -138,7 +138,7 @@ CLAIMS = (
     Claim(
         "fp16_smaller",
         "fp16 logits give a much smaller source error than bf16 logits.",
-        between("storage", "bf16", "fp16", times_smaller("delta_src", "Δ_src", SMALLER)),
+        between("storage", "bf16", "fp16", falls("delta_src", SMALLER)),
         f"much: by a factor of {SMALLER}",
     ),
 )

@@ -15,7 +15,19 @@ from statistics import fmean
 
 from zloss.report.numbers import number
 from zloss.train.options import EFFECTIVELY_UNCLIPPED
-from zloss_paper.engine.claims import SYMBOLS, Claim, Missing, Tested, cell, judged, near, ratio, smaller, together
+from zloss_paper.engine.claims import (
+    EVERYTHING,
+    SYMBOLS,
+    Claim,
+    Missing,
+    Tested,
+    cell,
+    near,
+    ratio,
+    smaller,
+    together,
+    within,
+)
 from zloss_paper.engine.inputs import CE, CENTERED, CENTERED_HEAD, FINEWEB, GAIN_AWARE, RAW_METHODS, STANDARD, WIKITEXT
 from zloss_paper.engine.table import Cell, Key, Line, PaperTable, Table, paper_table
 from zloss_paper.training.claims import (
@@ -28,7 +40,7 @@ from zloss_paper.training.claims import (
     against_ce,
     all_finite,
     all_smallest,
-    falls,
+    counts_as_lower,
     higher,
     line_of,
     lower,
@@ -36,7 +48,6 @@ from zloss_paper.training.claims import (
     of_each_run,
     of_methods,
     quoted,
-    within,
     zero,
 )
 from zloss_paper.training.settings import BASELINE, UNCLIPPED, UPDATE_OUTLIER, Arm, TrainingTable, stress_arms
@@ -109,7 +120,7 @@ def _short_of(ce: Line, line: Line) -> list[str]:
     tails = [(SYMBOLS[name], ratio(cell(line, name), cell(ce, name))) for name in ("p_z_999", "a_p_99")]
     norm = ratio(cell(line, "grad_norm_p99"), cell(ce, "grad_norm_p99"))
     ppl, base = cell(line, "ppl"), cell(ce, "ppl")
-    missed = [] if falls(base, ppl, "ppl") else [f"PPL {number(base.value)} → {number(ppl.value)}"]
+    missed = [] if counts_as_lower(base, ppl, "ppl") else [f"PPL {number(base.value)} → {number(ppl.value)}"]
     missed += [f"{symbol} × {share.value:.3g}" for symbol, share in tails if share.low > 1 - SUBSTANTIAL]
     return missed + ([] if within(norm, NEAR_CE) else [f"p99 ‖g‖ × {norm.value:.3g}"])
 
@@ -160,20 +171,20 @@ STRESS_DIAG = TrainingTable(
             "clip_rates",
             "CE, Centered head and Centered Z-loss exceed the clipping threshold on nearly every step; most steps of "
             "Standard and Gain-aware Z-loss are below it.",
-            judged(_clip_rates),
+            _clip_rates,
             f"nearly every: {NEARLY_EVERY:.0%} of the steps; most: more than {FEW:.0%}",
         ),
         Claim(
             "raw_clip_rate_quoted",
             "Standard and Gain-aware Z-loss exceed the clipping threshold on about 7 % of the steps.",
-            judged(_quoted_rates),
+            _quoted_rates,
             "about: within 5 % and the rounding of both",
         ),
         Claim(
             "only_centered",
             "Centered Z-loss is the only auxiliary method that improves mean PPL, substantially lowers both tails and "
             "keeps the p99 gradient norm near CE.",
-            judged(_only_centered),
+            _only_centered,
             f"substantially: by {SUBSTANTIAL:.0%} at least; near: within {NEAR_CE:.0%}",
         ),
     ),
@@ -248,7 +259,7 @@ OUTLIER = TrainingTable(
     claims=(
         RAW_IMPROVE,
         _gradient_tails(RAW_METHODS, "They raise the p99 and the maximum gradient norm several times over CE.", *NORMS),
-        Claim("gain_aware_milder", "Gain-aware Z-loss is milder than Standard in both.", judged(_milder)),
+        Claim("gain_aware_milder", "Gain-aware Z-loss is milder than Standard in both.", _milder),
         Claim(
             "raw_events",
             "The raw-logit methods have update events beyond every threshold; CE and the centered head have none.",
@@ -256,6 +267,7 @@ OUTLIER = TrainingTable(
                 against_ce(RAW_METHODS, *(higher(name) for name in EVENTS)),
                 of_methods((CE, CENTERED_HEAD), zero(*EVENTS)),
             ),
+            most=EVERYTHING,
         ),
         all_finite("No micro-batch and no gradient of any run contained NaN or Inf."),
         quoted("tab:fineweb_update_outlier"),
@@ -302,7 +314,8 @@ SWEEP = replace(
         Claim(
             "raw_events_fall_with_coefficient",
             "The update events of the raw-logit methods become fewer, and their largest norm smaller, as the coefficient falls.",
-            judged(_sweep_falls),
+            _sweep_falls,
+            most=EVERYTHING,
         ),
         Claim(
             "raw_near_ce_at_least",
@@ -322,7 +335,7 @@ SWEEP = replace(
         Claim(
             "centered_no_events",
             "Centered Z-loss has no update event at any coefficient.",
-            judged(lambda table: [zero(*EVENTS)(line_of(table, CENTERED, lambda_aux=coef)) for coef in SWEEP_CENTERED]),
+            together(*(of_methods((CENTERED,), zero(*EVENTS), lambda_aux=coef) for coef in SWEEP_CENTERED)),
         ),
         _ppl_cost("At 3e-3 Centered Z-loss has a higher PPL than CE.", lambda_aux=3e-3),
         Claim(
@@ -338,7 +351,7 @@ SWEEP = replace(
 
 def _sweep_with_ce() -> PaperTable:
     """The paper's lines, and before them the CE line of the same setting."""
-    paper = paper_table(SWEEP.label, number_keys=("lambda_aux",))
+    paper = paper_table(SWEEP.label, "lambda_aux")
     (ce,) = paper_table(OUTLIER.label).table.find(method=CE)
     first = Line(dict(sweep_arm(CE, 0.0).key), ce.cells)
     return replace(paper, table=Table((first, *paper.table.lines)))
@@ -386,7 +399,7 @@ ADAM_STATE = replace(
             "direction_norm_damped",
             "The larger second moment partly damps the norm of their whole Adam direction: relative to CE it rises by less than "
             "the p99 gradient norm does.",
-            judged(_damped),
+            _damped,
             "the norm is p99 ‖d‖₂/‖θ‖₂, mean over runs; its comparison with the gradient norm is ours, and v_max must be larger",
         ),
         Claim(
@@ -448,12 +461,13 @@ RAW_SWEEP = replace(
         Claim(
             "events_fall_with_coefficient",
             "The update-event rates and the largest gradient norm of every raw-logit method fall with the coefficient.",
-            judged(_events_fall),
+            _events_fall,
+            most=EVERYTHING,
         ),
         Claim(
             "tail_rises_as_coefficient_falls",
             "A smaller coefficient leaves a larger log-normalizer tail.",
-            judged(_tail_rises),
+            _tail_rises,
         ),
         all_finite("No micro-batch and no gradient of the stress runs was nonfinite."),
     ),
@@ -462,7 +476,7 @@ RAW_SWEEP = replace(
 
 def _raw_sweep_printed() -> PaperTable:
     """What the two tables print of this sweep: CE and 3e-3 in one, 3e-4 and 1e-4 in the other."""
-    outlier, sweep = paper_table(OUTLIER.label), paper_table(SWEEP.label, number_keys=("lambda_aux",))
+    outlier, sweep = paper_table(OUTLIER.label), paper_table(SWEEP.label, "lambda_aux")
     lines = [
         Line({**line.key, "lambda_aux": 0.0 if line.key["method"] == CE else OUTLIER_COEF}, line.cells)
         for line in outlier.table

@@ -164,7 +164,7 @@ def test_paper_recipes_run_unchanged_on_local_folders(
     short = replace(overrides, blocks=3, block_size=64)
     for label in ("tab:pretrained", "tab:spectral_audit"):
         result = reproduce(find_recipe(label), "paper", short, bench)
-        assert [pair.model for pair in result.table.pairs()] == ["GPT-2", "Pythia-160M"]
+        assert [line.key["model"] for line in result.table.find(head="raw")] == ["GPT-2", "Pythia-160M"]
         beside = result.beside(result.table.lines[0])
         assert beside is not None
         assert beside.key["model"] == "GPT-2"

@@ -100,7 +100,7 @@ def test_a_diverged_run_is_a_line_with_reasons(bench: Workbench) -> None:
         assert "ppl" not in line.cells
         assert line.reasons["ppl"] == line.reasons["p_z_999"]
         assert re.fullmatch(r"seed 1 diverged: (\d+) of \1 validation predictions are not finite", line.reasons["ppl"])
-    assert {claim.check(table).verdict for claim in TABLE.claims} == {OPEN}
+    assert {claim.judge(table).verdict for claim in TABLE.claims} == {OPEN}
 
 
 def test_tails_of_a_longer_run_are_those_of_its_steps(bench: Workbench) -> None:
