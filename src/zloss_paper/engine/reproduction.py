@@ -172,8 +172,12 @@ def _reproduced_line(recipe: Recipe[Any], line: Line) -> ReproducedLine:
 
 
 def _beside(recipe: Recipe[Any], line: Line) -> Line | None:
-    found = () if recipe.paper is None else recipe.paper.table.find(**dict(line.beside or line.key))
-    return found[0] if found else None
+    """The paper's line next to which `line` is printed; keys that the paper's table does not have are ignored."""
+    if recipe.paper is None:
+        return None
+    table = recipe.paper.table
+    key = {name: value for name, value in line.beside.items() if name in table.lines[0].key} or dict(line.key)
+    return next(iter(table.find(**key)), None)
 
 
 def _plain_line(line: Line) -> dict[str, Any]:

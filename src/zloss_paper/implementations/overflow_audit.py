@@ -35,9 +35,9 @@ from zloss_paper.engine.claims import (
 )
 from zloss_paper.engine.inputs import CE, CENTERED, CENTERED_HEAD, FINEWEB, METHODS, RAW_METHODS, STANDARD, WIKITEXT
 from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
-from zloss_paper.engine.table import Cell, Line, Table, cells_of, paper_table
+from zloss_paper.engine.table import Cell, Line, Table, cells_from, cells_of, paper_table
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.implementations.recipe import audit_details, audited_models, line_keys, opened
+from zloss_paper.implementations.recipe import audit_details, audit_line, audited_models, opened
 
 LABEL = "tab:overflow_audit"
 COLUMNS = ("grad_norm_mean", "grad_inf_mean", "kappa_min", *(f"psi_{scale}" for scale in STATIC_SCALES))
@@ -51,6 +51,7 @@ LEAST_CHANGE = 0.01
 SAME = 1e-3
 """Relative difference from CE within which a gradient is that of CE: the centered head's shift is subtracted in fp32."""
 NOT_MATERIALISED = "the logits are fp32, from bf16 operands, and never stored: not materialised in bf16"
+NOT_FINITE = "no batch has a finite gradient"
 PAPER_MODELS = ("GPT-2", "GPT-2 Medium")
 
 
@@ -106,18 +107,11 @@ def run(config: OverflowConfig, bench: Workbench) -> RecipeResult:
 
 def overflow_line(model: AuditedModel, found: Fp16Headroom) -> Line:
     """One method as a line of the table."""
-    key, beside = line_keys(model, {"method": found.method}, corpus=True)
-    beside = {"model": model.beside, **beside}
+    line = audit_line(model, {"method": found.method}, {})
     if found.kappa_min is None:
-        return Line(key, {}, dict.fromkeys(COLUMNS, found.reason), model.deviations, beside)
-    values = {
-        "grad_norm_mean": found.grad_norm_mean,
-        "grad_inf_mean": found.grad_inf_mean,
-        "kappa_min": found.kappa_min,
-        **found.psi,
-    }
-    reasons = {} if found.grad_norm_mean is not None else dict.fromkeys(COLUMNS[:2], "no batch has a finite gradient")
-    return Line(key, cells_of(values), reasons, model.deviations, beside)
+        return replace(line, reasons=dict.fromkeys(COLUMNS, found.reason))
+    cells = cells_from(found, {column: column for column in COLUMNS[:3]}) | cells_of(found.psi)
+    return replace(line, cells=cells, reasons={column: NOT_FINITE for column in COLUMNS[:2] if column not in cells})
 
 
 def _against_ce(methods: Sequence[str], compare: Compare) -> Check:
