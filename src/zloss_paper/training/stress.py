@@ -8,9 +8,9 @@ variations of tab:fineweb_update_outlier.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from statistics import fmean
 
 from zloss.report.numbers import number
@@ -18,10 +18,12 @@ from zloss.train.options import EFFECTIVELY_UNCLIPPED
 from zloss_paper.engine.claims import (
     EVERYTHING,
     SYMBOLS,
+    Check,
     Claim,
     Missing,
     Tested,
     cell,
+    line_test,
     near,
     ratio,
     smaller,
@@ -58,6 +60,7 @@ NEARLY_EVERY, FEW = 0.95, 0.5
 """Clip rates from which a method is clipped on nearly every step, and below which most of its steps are not."""
 QUOTED_RATE = Cell(0.07, 0.005)
 """Clip rate of the raw-logit methods that the text quotes as about 7 %."""
+CLIP_RATE = {"clip_rate": "clip rate"}
 SUBSTANTIAL = 0.25
 """Relative reduction of a tail that is substantial."""
 OUTLIER_COEF = 3e-3
@@ -88,21 +91,12 @@ def _ppl_cost(statement: str, **key: Key) -> Claim:
     return Claim("centered_ppl_cost", statement, against_ce((CENTERED,), higher("ppl"), **key))
 
 
-def _clip_rates(table: Table) -> list[Tested]:
-    found = [(method, cell(line_of(table, method), "clip_rate")) for method in (*RAW, CE, CENTERED_HEAD, CENTERED)]
-    return [
-        (rate.low < FEW if method in RAW else rate.high >= NEARLY_EVERY, f"{method}: clip rate {number(rate.value)}")
-        for method, rate in found
-    ]
-
-
 def _quoted_rates(table: Table) -> list[Tested]:
     lines = [line_of(table, method) for method in RAW]
-    rates = [(line.name(), cell(line, "clip_rate")) for line in lines]
     if any(line.deviations for line in lines):
-        shown = ", ".join(f"{name} {number(rate.value)}" for name, rate in rates)
+        shown = ", ".join(f"{line.name()} {number(cell(line, 'clip_rate').value)}" for line in lines)
         raise Missing(f"a number of the paper's own setting, from which these runs deviate; ours: {shown}")
-    return [(near(rate, QUOTED_RATE), f"{name}: clip rate {number(rate.value)}") for name, rate in rates]
+    return [line_test(CLIP_RATE, lambda rate: near(rate, QUOTED_RATE))(line) for line in lines]
 
 
 def _only_centered(table: Table) -> list[Tested]:
@@ -171,7 +165,10 @@ STRESS_DIAG = TrainingTable(
             "clip_rates",
             "CE, Centered head and Centered Z-loss exceed the clipping threshold on nearly every step; most steps of "
             "Standard and Gain-aware Z-loss are below it.",
-            _clip_rates,
+            together(
+                of_methods(RAW, line_test(CLIP_RATE, lambda rate: rate.low < FEW)),
+                of_methods((CE, CENTERED_HEAD, CENTERED), line_test(CLIP_RATE, lambda rate: rate.high >= NEARLY_EVERY)),
+            ),
             f"nearly every: {NEARLY_EVERY:.0%} of the steps; most: more than {FEW:.0%}",
         ),
         Claim(
@@ -279,14 +276,6 @@ def sweep_arm(method: str, coef: float) -> Arm:
     """A line of the sweep: its group, method and coefficient."""
     group = method if method in (CE, CENTERED) else "Raw-logit variants"
     return Arm(method, coef, (("group", group), ("method", method), ("lambda_aux", coef)))
-
-
-def _by_coefficient(table: Table, method: str, column: str) -> list[Cell]:
-    """The column of a method, from the largest coefficient to the smallest."""
-    lines = sorted(table.find(method=method), key=lambda line: -float(line.key["lambda_aux"]))
-    if len(lines) < 2:
-        raise Missing(f"{method} was not measured at two coefficients")
-    return [cell(line, column) for line in lines]
 
 
 def _sweep_falls(table: Table) -> list[Tested]:
@@ -423,26 +412,21 @@ def _raw_sweep_arm(method: str, coef: float) -> Arm:
     return Arm(method, coef, (("method", method), ("lambda_aux", coef)))
 
 
-def _raw_sentence(method: str, column: str, cells: list[Cell]) -> str:
-    return f"{method}: {SYMBOLS.get(column, column)} {' → '.join(number(one.value) for one in cells)}"
+def _by_coefficient(columns: Sequence[str], holds: Callable[[Cell, Cell], bool]) -> Check:
+    """`holds` of every two neighboring coefficients of the raw-logit methods, the larger one first."""
 
+    def tests(table: Table) -> list[Tested]:
+        tested = []
+        for column, method in product(columns, RAW_METHODS):
+            lines = sorted(table.find(method=method), key=lambda line: -float(line.key["lambda_aux"]))
+            if len(lines) < 2:
+                raise Missing(f"{method} was not measured at two coefficients")
+            cells = [cell(line, column) for line in lines]
+            shown = f"{method}: {SYMBOLS.get(column, column)} {' → '.join(number(one.value) for one in cells)}"
+            tested.append((all(holds(high, low) for high, low in pairwise(cells)), shown))
+        return tested
 
-def _events_fall(table: Table) -> list[Tested]:
-    tested = []
-    for column in (*EVENTS, "grad_norm_max"):
-        for method in RAW_METHODS:
-            cells = _by_coefficient(table, method, column)
-            ok = not any(smaller(high, low) for high, low in pairwise(cells))
-            tested.append((ok, _raw_sentence(method, column, cells)))
-    return tested
-
-
-def _tail_rises(table: Table) -> list[Tested]:
-    found = [(method, _by_coefficient(table, method, "p_z_999")) for method in RAW_METHODS]
-    return [
-        (all(smaller(high, low) for high, low in pairwise(cells)), _raw_sentence(method, "p_z_999", cells))
-        for method, cells in found
-    ]
+    return tests
 
 
 # The raw-logit methods of the update-outlier stress at 1e-3, between the coefficients that are printed. The
@@ -461,13 +445,13 @@ RAW_SWEEP = replace(
         Claim(
             "events_fall_with_coefficient",
             "The update-event rates and the largest gradient norm of every raw-logit method fall with the coefficient.",
-            _events_fall,
+            _by_coefficient((*EVENTS, "grad_norm_max"), lambda high, low: not smaller(high, low)),
             most=EVERYTHING,
         ),
         Claim(
             "tail_rises_as_coefficient_falls",
             "A smaller coefficient leaves a larger log-normalizer tail.",
-            _tail_rises,
+            _by_coefficient(("p_z_999",), smaller),
         ),
         all_finite("No micro-batch and no gradient of the stress runs was nonfinite."),
     ),

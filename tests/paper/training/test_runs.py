@@ -20,14 +20,13 @@ from zloss.results.run_config import TrainConfig
 from zloss.text import pydoc_topics
 from zloss.train.compare import step_means
 from zloss.train.folder import read_steps
-from zloss_paper.engine.claims import OPEN
+from zloss_paper.engine.claims import OPEN, Missing
 from zloss_paper.engine.inputs import CE, STANDARD
 from zloss_paper.engine.recipe import Overrides
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.training.low_coefficient import GPT2_DIAG as TABLE
 from zloss_paper.training.settings import Arm, TrainingTableConfig
 from zloss_paper.training.table import (
-    Unavailable,
     column_value,
     draw_steps,
     matched_runs,
@@ -122,11 +121,11 @@ def test_tails_of_a_longer_run_are_those_of_its_steps(bench: Workbench) -> None:
 
 def test_one_seed_has_no_standard_deviation(bench: Workbench) -> None:
     (ce,) = matched_runs(small(), bench)[Arm(CE)]
-    with pytest.raises(Unavailable, match="two seeds"):
+    with pytest.raises(Missing, match="two seeds"):
         column_value("ppl_std", [ce], [ce])
-    with pytest.raises(Unavailable, match="4 steps"):
+    with pytest.raises(Missing, match="4 steps"):
         column_value("grad_norm_p99", [ce], [ce])
-    with pytest.raises(Unavailable, match="no auxiliary gradient"):
+    with pytest.raises(Missing, match="no auxiliary gradient"):
         column_value("c_aux", [ce], [ce])
 
 
