@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from zloss_paper.engine.recipe import Overrides
-from zloss_paper.engine.registry import MODULES, find_recipe
+from zloss_paper.engine.recipe import MODULES, Overrides, find_recipe
 from zloss_paper.engine.reproduction import Reproduction, reproduce
 from zloss_paper.engine.table import Cell, Key, Line, Table
 from zloss_paper.engine.workbench import Workbench

@@ -11,8 +11,7 @@ import zloss_paper
 from zloss.errors import UnknownNameError
 from zloss.results.quantities import define
 from zloss_paper.engine.inputs import MODEL_IDS
-from zloss_paper.engine.recipe import Overrides
-from zloss_paper.engine.registry import find_recipe, labels
+from zloss_paper.engine.recipe import Overrides, find_recipe, labels
 from zloss_paper.engine.table import paper_table
 
 CHOICES = Path(zloss_paper.__file__).parent / "data" / "choices.json"

@@ -21,8 +21,7 @@ from zloss.results.reproduction import NOT_JUDGED
 from zloss.text import Blocks, pydoc_topics
 from zloss_paper.engine.claims import FAILS, HOLDS, OPEN
 from zloss_paper.engine.inputs import BY_SHA256, text_sources
-from zloss_paper.engine.recipe import Overrides
-from zloss_paper.engine.registry import find_recipe
+from zloss_paper.engine.recipe import Overrides, find_recipe
 from zloss_paper.engine.reproduction import reproduce, write_reproduction
 from zloss_paper.engine.table import paper_table
 from zloss_paper.engine.workbench import Workbench, text_blocks

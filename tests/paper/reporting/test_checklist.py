@@ -14,8 +14,7 @@ from tests.laws.example_results import implementation_example
 from zloss.cli.main import COMMANDS
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
-from zloss_paper.engine.recipe import Overrides
-from zloss_paper.engine.registry import find_recipe
+from zloss_paper.engine.recipe import Overrides, find_recipe
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.reporting.checklist import ITEMS, Given, checklist, read_results
 

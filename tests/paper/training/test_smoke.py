@@ -15,8 +15,7 @@ from tests.paper.claim_tables import DESCRIBED, TABLES, TRAINING, verdict, verdi
 from zloss.results.reproduction import NOT_JUDGED
 from zloss_paper.engine.claims import FAILS, OPEN
 from zloss_paper.engine.inputs import METHODS
-from zloss_paper.engine.recipe import Overrides
-from zloss_paper.engine.registry import find_recipe
+from zloss_paper.engine.recipe import Overrides, find_recipe
 from zloss_paper.engine.reproduction import Reproduction, rejudge, reproduce, write_reproduction
 from zloss_paper.engine.table import Table
 from zloss_paper.engine.workbench import Workbench
