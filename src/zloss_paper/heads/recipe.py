@@ -89,7 +89,7 @@ def run_head_table(
 def head_lines(
     model: AuditedModel, report: AuditReport, columns: Sequence[str], *, with_corpus: bool = False
 ) -> list[Line]:
-    """The raw and the centered line of one audit."""
+    """The raw and the centered line of one audit; the perplexity of the centered one is that of its logits as deployed."""
     lines = []
     for head in ("raw", "centered"):
         key: dict[str, Key] = {"model": model.model, "head": head}
@@ -97,26 +97,16 @@ def head_lines(
         if with_corpus:
             key = {"model": model.model, "corpus": model.corpus, "head": head}
             beside["corpus"] = model.beside_corpus
-        numbers = getattr(report.heads, head)
-        values = {column: getattr(numbers, column) for column in columns if column != "ppl"}
-        reasons = {
-            column: report.reason(f"heads.{head}.{column}") or "not measured"
-            for column, value in values.items()
-            if value is None
-        }
-        if "ppl" in columns:
-            values["ppl"], why = _perplexity(report, head)
-            reasons |= {"ppl": why} if why else {}
-        lines.append(Line(key, cells_of(values), reasons, model.deviations, beside))
+        values = {column: getattr(getattr(report.heads, head), column, None) for column in columns}
+        reasons = {column: report.reason(f"heads.{head}.{column}") for column in columns}
+        if "ppl" in columns and head == "raw":
+            values["ppl"], reasons["ppl"] = report.ppl, report.reason("ppl")
+        elif "ppl" in columns:
+            deployed = report.extra.get(DEPLOYED) or {}
+            values["ppl"], reasons["ppl"] = deployed.get("centered"), deployed.get("reason")
+        missing = {column: reasons[column] or "not measured" for column in columns if values[column] is None}
+        lines.append(Line(key, cells_of(values), missing, model.deviations, beside))
     return lines
-
-
-def _perplexity(report: AuditReport, head: str) -> tuple[float | None, str]:
-    """The audit's for the raw head; for the centered one that of its logits as deployed."""
-    if head == "raw":
-        return report.ppl, "" if report.ppl is not None else report.reason("ppl") or "not measured"
-    deployed = report.extra.get(DEPLOYED) or {}
-    return deployed.get("centered"), deployed.get("reason") or ""
 
 
 def audit_summary(model: AuditedModel, report: AuditReport) -> dict[str, object]:
