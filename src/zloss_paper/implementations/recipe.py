@@ -119,16 +119,12 @@ def stored_lines(
     model: AuditedModel, audited: Iterable[Any], *, columns: Mapping[str, str], left_out: str = "", corpus: bool = True
 ) -> list[Line]:
     """A line per storage, other than `left_out`, and multiplier; `columns` says where an audit has the numbers."""
-    return [
-        audit_line(model, stored_key(found), cells_from(found, columns), corpus=corpus)
-        for found in audited
-        if found.storage != left_out
-    ]
-
-
-def stored_key(found: Any) -> dict[str, Key]:
-    """Storage and multiplier of what an audit found."""
-    return {"storage": found.storage, "logit_scale": int(found.logit_scale)}
+    lines = []
+    for found in audited:
+        if found.storage != left_out:
+            own = {"storage": found.storage, "logit_scale": int(found.logit_scale)}
+            lines.append(audit_line(model, own, cells_from(found, columns), corpus=corpus))
+    return lines
 
 
 @dataclass(frozen=True)

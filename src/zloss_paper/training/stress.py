@@ -272,10 +272,11 @@ OUTLIER = TrainingTable(
 )
 
 
-def sweep_arm(method: str, coef: float) -> Arm:
-    """A line of the sweep: its group, method and coefficient."""
+def sweep_arm(method: str, coef: float, *, grouped: bool = True) -> Arm:
+    """A line of a sweep: its method and coefficient, and before them its group."""
     group = method if method in (CE, CENTERED) else "Raw-logit variants"
-    return Arm(method, coef, (("group", group), ("method", method), ("lambda_aux", coef)))
+    key = (("group", group), ("method", method), ("lambda_aux", coef))
+    return Arm(method, coef, key if grouped else key[1:])
 
 
 def _sweep_falls(table: Table) -> list[Tested]:
@@ -408,10 +409,6 @@ ADAM_STATE = replace(
 )
 
 
-def _raw_sweep_arm(method: str, coef: float) -> Arm:
-    return Arm(method, coef, (("method", method), ("lambda_aux", coef)))
-
-
 def _by_coefficient(columns: Sequence[str], holds: Callable[[Cell, Cell], bool]) -> Check:
     """`holds` of every two neighboring coefficients of the raw-logit methods, the larger one first."""
 
@@ -438,8 +435,12 @@ RAW_SWEEP = replace(
     label="text:raw_sweep_1e3",
     title="The raw-logit update-outlier sweep with 1e-3 and its CE baseline (described, not printed)",
     arms=(
-        _raw_sweep_arm(CE, 0.0),
-        *(_raw_sweep_arm(method, coef) for method in RAW_METHODS for coef in (OUTLIER_COEF, 1e-3, 3e-4, 1e-4)),
+        sweep_arm(CE, 0.0, grouped=False),
+        *(
+            sweep_arm(method, coef, grouped=False)
+            for method in RAW_METHODS
+            for coef in (OUTLIER_COEF, 1e-3, 3e-4, 1e-4)
+        ),
     ),
     claims=(
         Claim(
