@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from zloss_paper.engine.recipe import Overrides
-from zloss_paper.engine.registry import MODULES, find_recipe
+from zloss_paper.engine.recipe import MODULES, Overrides, find_recipe
 from zloss_paper.engine.reproduction import Reproduction, reproduce
 from zloss_paper.engine.table import Cell, Key, Line, Table
 from zloss_paper.engine.workbench import Workbench
@@ -28,7 +27,7 @@ def own(label: str) -> Table:
 def verdict(label: str, claim: str, table: Table) -> str:
     """What a claim of the label says of a table."""
     (found,) = (one for one in find_recipe(label).claims if one.id == claim)
-    return found.check(table).verdict
+    return found.judge(table).verdict
 
 
 def times(factor: float) -> Change:
@@ -56,4 +55,4 @@ def smoke(label: str, overrides: Overrides, bench: Workbench) -> Reproduction:
 
 def verdicts(result: Reproduction) -> dict[str, str]:
     """Every claim on the measured lines; a smoke result itself evaluates none."""
-    return {claim.id: claim.check(result.table).verdict for claim in result.recipe.claims}
+    return {claim.id: claim.judge(result.table).verdict for claim in result.recipe.claims}

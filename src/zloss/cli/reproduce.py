@@ -53,7 +53,7 @@ class Reproduce:
 
     def run(self, argv: Sequence[str]) -> int:
         from zloss.errors import InputError
-        from zloss_paper.engine.registry import find_recipe, labels
+        from zloss_paper.engine.recipe import find_recipe, labels
 
         if self.list_:
             _print_list()
@@ -130,7 +130,7 @@ def _print_list() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from zloss_paper.engine.registry import find_recipe, labels
+    from zloss_paper.engine.recipe import find_recipe, labels
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("label", "what it shows", "claims"):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.errors import InputError
 from zloss.results.options import SMOLLM2
-from zloss_paper.engine.inputs import CORPUS_NAMES, MODEL_IDS, TextSource, given_model, text_sources
+from zloss_paper.engine.inputs import CORPUS_NAMES, MODEL_IDS, TextSource, papers_model, printed_name, text_sources
 from zloss_paper.engine.recipe import Overrides, Profile
 
 CPU = AuditConfig(model=SMOLLM2, blocks=32, block_size=256, gradient_blocks=8, batch_blocks=4)
@@ -93,15 +93,14 @@ def _audited(targets: Sequence[Target], profile: Profile, overrides: Overrides, 
             yield _audited_model(target.model, target.audit.model, True, target, profile, overrides)
         return
     for word in overrides.models or (SMOLLM2,):
-        given = given_model(word)
-        if given.known is not None:
-            lines = [target for target in targets if target.model == given.known]
+        known, folder = papers_model(word)
+        if known is not None:
+            lines = [target for target in targets if target.model == known]
             if not lines:
                 have = ", ".join(dict.fromkeys(target.model for target in targets))
-                raise InputError(f"`models` has {word!r}, but this table has no {given.known}; it has {have}.")
+                raise InputError(f"`models` has {word!r}, but this table has no {known}; it has {have}.")
             for line in lines:
-                source = given.folder or line.audit.model
-                yield _audited_model(given.known, source, True, line, profile, overrides)
+                yield _audited_model(known, folder or line.audit.model, True, line, profile, overrides)
             continue
         # Another model is printed next to one line per corpus, at the largest count of the table.
         for corpus in dict.fromkeys(target.corpus for target in targets):
@@ -109,7 +108,7 @@ def _audited(targets: Sequence[Target], profile: Profile, overrides: Overrides, 
             line = next((target for target in here if target.model == beside), here[0])
             count = max(target.audit.blocks or 0 for target in here)
             largest = replace(line, audit=replace(line.audit, blocks=count))
-            yield _audited_model(given.printed, word, False, largest, profile, overrides)
+            yield _audited_model(printed_name(word), word, False, largest, profile, overrides)
 
 
 def _audited_model(

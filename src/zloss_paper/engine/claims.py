@@ -1,19 +1,21 @@
 """The paper's statements about a table as checks on data.
 
-A claim reads any table of the right columns, the paper's own or ours. Its check is built from tests of single lines, of
-raw/centered pairs, or of two lines. A test returns (whether it is true, a sentence with the numbers). A check holds when all
-its tests are true, fails when one is false, and is open when a number it needs is missing. Comparisons allow for the rounding
-of printed cells.
+A claim reads any table of the right columns, the paper's own or ours. Its check yields tests: (whether it is true, a sentence
+with the numbers). A claim holds when all its tests are true, fails when one is false, and is open when a number it needs is
+missing. Comparisons allow for the rounding of printed cells.
+
+A check is built from two parts: what is read (every line, every raw/centered pair, two lines that differ in one column) and
+a test of one line or a comparison of two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zloss.report.numbers import number
 from zloss.results.reproduction import Verdict
-from zloss_paper.engine.table import Cell, Key, Line, Pair, Table
+from zloss_paper.engine.table import Cell, Key, Line, Table
 
 HOLDS: Verdict = "holds"
 FAILS: Verdict = "does not hold"
@@ -29,10 +31,24 @@ SYMBOLS = {
     "sigma_1": "σ_1",
     "grad_norm_p99": "p99 ‖g‖",
     "grad_norm_max": "max ‖g‖",
+    "delta_src": "Δ_src",
+    "delta_z": "Δ_Z",
+    "grad_rel_error": "gradient error",
 }
 """Columns in sentences."""
-EVIDENCE = 7
-"""Most sentences that are quoted as evidence: a long table is not copied into its claim."""
+EVERYTHING = 1000
+"""`Claim.most` of a claim whose evidence is never shortened."""
+
+Tested = tuple[bool, str]
+"""(whether a test is true, the sentence with its numbers)."""
+Check = Callable[[Table], Iterable[Tested]]
+LineTest = Callable[[Line], Tested]
+Compare = Callable[[str, Line, Line], Tested]
+"""A comparison of two lines; the name is how its sentence calls them."""
+
+
+class Missing(Exception):
+    """A claim needs something that was not measured; the message says what."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +57,6 @@ class Judgement:
 
     verdict: Verdict
     evidence: str
-
-
-Check = Callable[[Table], Judgement]
-Tested = tuple[bool, str]
-"""(whether a test is true, the sentence with its numbers)."""
-PairTest = Callable[[Pair], Tested]
-LineTest = Callable[[Line], Tested]
-Compare = Callable[[Line, Line], Tested]
-TableTest = Callable[[Table], Sequence[Tested]]
 
 
 @dataclass(frozen=True)
@@ -61,10 +68,26 @@ class Claim:
     check: Check
     reading: str = ""
     """Our part of the check: thresholds and tolerances that the paper does not give."""
+    most: int = 7
+    """Most sentences quoted as evidence: a long table is not copied into its claim."""
+
+    def judge(self, table: Table) -> Judgement:
+        """Evaluate the claim; its evidence is the sentences of the failed tests, or of all."""
+        try:
+            tested = list(self.check(table))
+        except Missing as missing:
+            return Judgement(OPEN, str(missing))
+        if not tested:
+            return Judgement(OPEN, "nothing was measured")
+        failed = [sentence for ok, sentence in tested if not ok]
+        # Two comparisons of the same numbers give the same sentence.
+        sentences = list(dict.fromkeys(failed or [sentence for _, sentence in tested]))
+        rest = len(sentences) - self.most
+        evidence = "; ".join(sentences[: self.most]) + (f"; and {rest} more" if rest > 0 else "")
+        return Judgement(FAILS if failed else HOLDS, evidence)
 
 
-class Missing(Exception):
-    """A cell that a claim needs does not exist; the message names the cell and the reason."""
+# Cells.
 
 
 def cell(line: Line, column: str) -> Cell:
@@ -91,132 +114,12 @@ def near(a: Cell, quoted: Cell, tolerance: float = QUOTED_TOLERANCE) -> bool:
     return abs(a.value - quoted.value) <= tolerance * abs(quoted.value) + a.half_unit + quoted.half_unit
 
 
-def judged(test: TableTest, *, none: str = "", most: int | None = None) -> Check:
-    """A check from the tests of a whole table; with no test at all it is open, because of `none`.
-
-    Its evidence is the sentences of the failed tests, or of all, and at most `most` of them.
-    """
-
-    def check(table: Table) -> Judgement:
-        try:
-            tested = test(table)
-        except Missing as missing:
-            return Judgement(OPEN, str(missing))
-        if none and not tested:
-            return Judgement(OPEN, none)
-        failed = [sentence for ok, sentence in tested if not ok]
-        # Two comparisons of the same numbers give the same sentence.
-        sentences = list(dict.fromkeys(failed or [sentence for _, sentence in tested]))
-        rest = len(sentences[most:]) if most is not None else 0
-        evidence = "; ".join(sentences[:most]) + (f"; and {rest} more" if rest else "")
-        return Judgement(FAILS if failed else HOLDS, evidence)
-
-    return check
+def within(share: Cell, tolerance: float) -> bool:
+    """Whether a ratio may be within a tolerance of 1."""
+    return share.low <= 1 + tolerance and share.high >= 1 - tolerance
 
 
-def together(*checks: Check) -> Check:
-    """Holds when all do; open where one is open and none fails."""
-
-    def check(table: Table) -> Judgement:
-        judgements = [one(table) for one in checks]
-        for verdict in (FAILS, OPEN):
-            found = [judgement.evidence for judgement in judgements if judgement.verdict == verdict]
-            if found:
-                return Judgement(verdict, "; ".join(found))
-        return Judgement(HOLDS, "; ".join(judgement.evidence for judgement in judgements))
-
-    return check
-
-
-def among(select: Callable[[Line], bool], check: Check, *, none: str = "") -> Check:
-    """The check on the lines that `select` picks; with no such line it is open, because of `none`."""
-
-    def selected(table: Table) -> Judgement:
-        lines = tuple(line for line in table if select(line))
-        return check(Table(lines)) if lines or not none else Judgement(OPEN, none)
-
-    return selected
-
-
-def all_pairs(test: PairTest) -> Check:
-    """Holds when it holds for every raw/centered pair of the table."""
-    none = "no raw/centered pair was measured"
-    return judged(lambda table: [test(pair) for pair in table.pairs()], none=none, most=EVIDENCE)
-
-
-def all_lines(test: LineTest, **key: str) -> Check:
-    """Holds when it holds for every line with `key`."""
-    none = f"no line with {key} was measured" if key else "no line was measured"
-    return judged(lambda table: [test(line) for line in table.find(**key)], none=none, most=EVIDENCE)
-
-
-def some_pair(test: PairTest, *, shown_by: Sequence[str]) -> Check:
-    """Holds when one pair shows it; fails when none does although all models of `shown_by` were measured."""
-
-    def tested(pair: Pair) -> Tested:
-        try:
-            return test(pair)
-        except Missing as missing:
-            return False, str(missing)
-
-    def check(table: Table) -> Judgement:
-        found = [tested(pair) for pair in table.pairs()]
-        shown = [sentence for ok, sentence in found if ok]
-        if shown:
-            return Judgement(HOLDS, "; ".join(shown))
-        sentences = "; ".join(sentence for _, sentence in found) or "no raw/centered pair was measured"
-        absent = [model for model in shown_by if model not in {pair.model for pair in table.pairs()}]
-        if not absent:
-            return Judgement(FAILS, sentences)
-        return Judgement(
-            OPEN, f"{sentences}; in the paper {', '.join(shown_by)} show it; not measured: {', '.join(absent)}"
-        )
-
-    return check
-
-
-def for_models(models: Sequence[str], test: PairTest, *, exact: bool = False, **key: str) -> Check:
-    """Holds when it holds for every pair of these models; open where one of them was not measured.
-
-    `exact` claims quote a number of the paper's setting: they need lines without deviations from it.
-    """
-
-    def check(table: Table) -> Judgement:
-        pairs = [pair for pair in Table(table.find(**key)).pairs() if pair.model in models]
-        absent = [model for model in models if model not in {pair.model for pair in pairs}]
-        if absent:
-            where = f" on {', '.join(key.values())}" if key else ""
-            return Judgement(OPEN, f"not measured: {', '.join(absent)}{where}")
-        deviating = next((pair for pair in pairs if pair.deviations), None)
-        if exact and deviating is not None:
-            why = "; ".join(deviating.deviations)
-            return Judgement(OPEN, f"a number of the paper's setting, from which {deviating.name} deviates: {why}")
-        return judged(lambda _: [test(pair) for pair in pairs], most=EVIDENCE)(table)
-
-    return check
-
-
-def between(column: str, low: Key, high: Key, compare: Compare) -> Check:
-    """Holds when `compare(line at low, line at high)` does for every two lines that differ in `column` alone."""
-
-    def tests(table: Table) -> list[Tested]:
-        return [
-            compare(first, second)
-            for first in table.find(**{column: low})
-            for second in table.find(**{**first.key, column: high})
-        ]
-
-    return judged(tests, none=f"no two lines differ in {column} {low} and {high} alone")
-
-
-def rises(column: str, symbol: str) -> Compare:
-    """The number of the second line is larger."""
-    return _change(column, symbol, smaller)
-
-
-def times_smaller(column: str, symbol: str, factor: float) -> Compare:
-    """The number of the second line is smaller than the first's by `factor` at least."""
-    return _change(column, symbol, lambda a, b: b.low * factor <= a.high)
+# Tests of one line, comparisons of two.
 
 
 def line_test(
@@ -235,9 +138,129 @@ def line_test(
     return test
 
 
-def _change(column: str, symbol: str, holds: Callable[[Cell, Cell], bool]) -> Compare:
-    def compare(first: Line, second: Line) -> Tested:
+def change(column: str, holds: Callable[[Cell, Cell], bool]) -> Compare:
+    """`holds` of the numbers of both lines: "GPT-2: P_Z^99.9 263.5 → 20.61"."""
+
+    def compare(name: str, first: Line, second: Line) -> Tested:
         a, b = cell(first, column), cell(second, column)
-        return holds(a, b), f"{second.name()}: {symbol} {number(a.value)} → {number(b.value)}"
+        return holds(a, b), f"{name}: {SYMBOLS.get(column, column)} {number(a.value)} → {number(b.value)}"
 
     return compare
+
+
+def rises(column: str, factor: float = 1.0) -> Compare:
+    """The number of the second line is larger, by `factor` at least."""
+    return change(column, lambda a, b: smaller(a, b) and b.high >= factor * a.low)
+
+
+def falls(column: str, factor: float = 1.0) -> Compare:
+    """The number of the second line is smaller, by `factor` at least."""
+    return change(column, lambda a, b: smaller(b, a) and a.high >= factor * b.low)
+
+
+# What is read.
+
+
+def all_lines(test: LineTest, **key: Key) -> Check:
+    """The test of every line with `key`."""
+
+    def tests(table: Table) -> list[Tested]:
+        lines = table.find(**key)
+        if not lines:
+            raise Missing(f"no line with {key} was measured" if key else "no line was measured")
+        return [test(line) for line in lines]
+
+    return tests
+
+
+def between(column: str, low: Key, high: Key, compare: Compare) -> Check:
+    """The comparison of every two lines that differ in `column` alone."""
+
+    def tests(table: Table) -> list[Tested]:
+        pairs = table.pairs(column, low, high)
+        if not pairs:
+            raise Missing(f"no two lines differ in {column} {low} and {high} alone")
+        return [compare(second.name(), first, second) for first, second in pairs]
+
+    return tests
+
+
+def all_pairs(compare: Compare) -> Check:
+    """The comparison of the raw and the centered line of every model."""
+
+    def tests(table: Table) -> list[Tested]:
+        pairs = table.pairs("head", "raw", "centered")
+        return [compare(raw.name(without="head"), raw, centered) for raw, centered in pairs]
+
+    return tests
+
+
+def some_pair(compare: Compare, *, shown_by: Sequence[str]) -> Check:
+    """Holds when one raw/centered pair shows it; fails when none does although all models of `shown_by` were measured."""
+
+    def tested(raw: Line, centered: Line) -> Tested:
+        try:
+            return compare(raw.name(without="head"), raw, centered)
+        except Missing as missing:
+            return False, str(missing)
+
+    def tests(table: Table) -> list[Tested]:
+        found = [tested(*pair) for pair in table.pairs("head", "raw", "centered")]
+        shown = [one for one in found if one[0]]
+        absent = [model for model in shown_by if not table.find(model=model)]
+        if absent and not shown:
+            seen = "; ".join(sentence for _, sentence in found) or "no raw/centered pair was measured"
+            raise Missing(f"{seen}; in the paper {', '.join(shown_by)} show it; not measured: {', '.join(absent)}")
+        return shown or found
+
+    return tests
+
+
+def among(select: Callable[[Line], bool], check: Check, *, none: str = "no such line was measured") -> Check:
+    """The check on the lines that `select` picks; with no such line it is open, because of `none`."""
+
+    def tests(table: Table) -> Iterable[Tested]:
+        lines = tuple(line for line in table if select(line))
+        if not lines:
+            raise Missing(none)
+        return check(Table(lines))
+
+    return tests
+
+
+def of_models(models: Sequence[str], check: Check, *, exact: bool = False, **key: Key) -> Check:
+    """The check on the lines of these models; open where one of them was not measured.
+
+    `exact` claims quote a number of the paper's setting: they need lines without deviations from it.
+    """
+
+    def tests(table: Table) -> Iterable[Tested]:
+        lines = tuple(line for line in table.find(**key) if line.key["model"] in models)
+        absent = [model for model in models if not Table(lines).find(model=model)]
+        if absent:
+            where = f" on {', '.join(map(str, key.values()))}" if key else ""
+            raise Missing(f"not measured: {', '.join(absent)}{where}")
+        if exact and lines[0].deviations:
+            why = "; ".join(lines[0].deviations)
+            raise Missing(f"a number of the paper's setting, from which {lines[0].name()} deviates: {why}")
+        return check(Table(lines))
+
+    return tests
+
+
+def together(*checks: Check) -> Check:
+    """The tests of all these checks; open where one of them is open and no test fails."""
+
+    def tests(table: Table) -> list[Tested]:
+        tested: list[Tested] = []
+        missing: list[str] = []
+        for check in checks:
+            try:
+                tested += check(table)
+            except Missing as error:
+                missing.append(str(error))
+        if missing and all(ok for ok, _ in tested):
+            raise Missing("; ".join(missing))
+        return tested
+
+    return tests

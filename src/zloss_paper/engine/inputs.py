@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from zloss.errors import CorpusError
+from zloss.errors import CorpusError, InputError
 from zloss.results.options import CorpusName
 from zloss.results.reproduction import TextSource as TextSource
 
@@ -39,28 +39,23 @@ MODEL_IDS = {
 """The paper's names and the checkpoints; it states the ids of the Pythia models only."""
 
 
-@dataclass(frozen=True)
-class GivenModel:
-    """A model as the user names it: NAME=FOLDER, NAME, or a folder, file or id that is not the paper's."""
+def papers_model(word: str) -> tuple[str | None, str]:
+    """(the paper's name of a model that the user names, its folder): NAME=FOLDER, or NAME for the one on the hub.
 
-    word: str
-    known: str | None
-    """The paper's name of it; None: it is not a model of the paper."""
-    folder: str
-    """Where a model of the paper lies; empty: on the hub."""
-
-    @property
-    def printed(self) -> str:
-        """Its name in a table, if it is not one of the paper's models."""
-        return Path(self.word).name if Path(self.word).exists() else self.word
-
-
-def given_model(word: str) -> GivenModel:
-    """One word of `Overrides.models`, read; an existing path is never a name."""
+    The name is None for another model: a folder, a file or an id. An existing path is never a name.
+    """
     name, equals, folder = word.partition("=")
     names = {alias.lower(): known for known, identifier in MODEL_IDS.items() for alias in (known, identifier)}
     known = names.get(name.lower()) if equals or not Path(word).exists() else None
-    return GivenModel(word, known, folder)
+    if equals and known is None and not Path(word).exists():
+        have = ", ".join(MODEL_IDS)
+        raise InputError(f"`models` has {word!r}: {name!r} is not a model of the paper; it has {have}.")
+    return known, folder
+
+
+def printed_name(word: str) -> str:
+    """The name in a table of a model that is not one of the paper's."""
+    return Path(word).name if Path(word).exists() else word
 
 
 WIKITEXT, FINEWEB = "WikiText-103", "FineWeb-Edu"

@@ -142,8 +142,8 @@ def _evaluated(
 
 def _reproduced_claim(recipe: Recipe[Any], claim: Claim, profile: Profile, table: Table) -> ReproducedClaim:
     """A claim on our table and on the paper's own; at the smoke profile ours is not evaluated."""
-    ours = Judgement(OPEN, NOT_JUDGED) if profile == "smoke" else claim.check(table)
-    paper = None if recipe.paper is None else claim.check(recipe.paper.table)
+    ours = Judgement(OPEN, NOT_JUDGED) if profile == "smoke" else claim.judge(table)
+    paper = None if recipe.paper is None else claim.judge(recipe.paper.table)
     return ReproducedClaim(
         id=claim.id,
         statement=claim.statement,
@@ -172,8 +172,12 @@ def _reproduced_line(recipe: Recipe[Any], line: Line) -> ReproducedLine:
 
 
 def _beside(recipe: Recipe[Any], line: Line) -> Line | None:
-    found = () if recipe.paper is None else recipe.paper.table.find(**dict(line.beside or line.key))
-    return found[0] if found else None
+    """The paper's line next to which `line` is printed; keys that the paper's table does not have are ignored."""
+    if recipe.paper is None:
+        return None
+    table = recipe.paper.table
+    key = {name: value for name, value in line.beside.items() if name in table.lines[0].key} or dict(line.key)
+    return next(iter(table.find(**key)), None)
 
 
 def _plain_line(line: Line) -> dict[str, Any]:

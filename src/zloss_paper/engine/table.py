@@ -52,26 +52,9 @@ class Line:
     by_seed: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Numbers of the single runs behind the line, in the order of the seeds; for claims about every run."""
 
-    def name(self, *, without: tuple[str, ...] = ()) -> str:
+    def name(self, *, without: str = "") -> str:
         """ "GPT-2, raw"."""
-        return ", ".join(str(value) for column, value in self.key.items() if column not in without)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The raw and the centered line of one model (and corpus)."""
-
-    name: str
-    raw: Line
-    centered: Line
-
-    @property
-    def model(self) -> str:
-        return str(self.raw.key.get("model", ""))
-
-    @property
-    def deviations(self) -> tuple[str, ...]:
-        return self.raw.deviations
+        return ", ".join(str(value) for column, value in self.key.items() if column != without)
 
 
 @dataclass(frozen=True)
@@ -90,17 +73,13 @@ class Table:
         """Lines whose key holds all of `key`."""
         return tuple(line for line in self.lines if all(line.key.get(name) == value for name, value in key.items()))
 
-    def pairs(self) -> tuple[Pair, ...]:
-        """Raw and centered lines that agree in everything else, in the order of the raw ones."""
-        found = []
-        for raw in self.find(head="raw"):
-            rest = {name: value for name, value in raw.key.items() if name != "head"}
-            found += [
-                Pair(raw.name(without=("head",)) or "the model", raw, centered)
-                for centered in self.find(head="centered")
-                if {name: value for name, value in centered.key.items() if name != "head"} == rest
-            ]
-        return tuple(found)
+    def pairs(self, column: str, low: Key, high: Key) -> list[tuple[Line, Line]]:
+        """Every two lines that differ in `column` alone: the one at `low`, the one at `high`."""
+        return [
+            (first, second)
+            for first in self.find(**{column: low})
+            for second in self.find(**{**first.key, column: high})
+        ]
 
 
 def cells_from(record: object, columns: Mapping[str, str]) -> dict[str, Cell]:
@@ -131,8 +110,8 @@ class PaperTable:
     not_stated: tuple[str, ...]
 
 
-def paper_table(label: str, *, integer_keys: tuple[str, ...] = (), number_keys: tuple[str, ...] = ()) -> PaperTable:
-    """The entry `label`; text columns, `integer_keys` and `number_keys` are the key of a line, all others its numbers."""
+def paper_table(label: str, *number_keys: str) -> PaperTable:
+    """The entry `label`; text columns and `number_keys` are the key of a line, all others its numbers."""
     entries = _entries()
     if label not in entries:
         raise UnknownNameError("table of the paper", label, entries)
@@ -140,8 +119,8 @@ def paper_table(label: str, *, integer_keys: tuple[str, ...] = (), number_keys: 
     return PaperTable(
         label=label,
         title=entry["title"],
-        table=Table(tuple(_line(record, integer_keys, number_keys) for record in entry["rows"])),
-        config=_floats(entry["config"]),
+        table=Table(tuple(_line(record, number_keys) for record in entry["rows"])),
+        config=_plain(entry["config"]),
         not_stated=tuple(entry["not_stated"]),
     )
 
@@ -154,28 +133,22 @@ def _entries() -> dict[str, Any]:
     return entries
 
 
-def _line(record: Mapping[str, Any], integer_keys: tuple[str, ...], number_keys: tuple[str, ...]) -> Line:
+def _line(record: Mapping[str, Any], number_keys: tuple[str, ...]) -> Line:
     key: dict[str, Key] = {}
     cells: dict[str, Cell] = {}
     for column, value in record.items():
-        if column in integer_keys:
-            key[column] = int(value)
-        elif column in number_keys:
-            key[column] = float(value)
-        elif isinstance(value, str):
-            key[column] = value
+        if isinstance(value, str) or column in number_keys:
+            key[column] = _plain(value)
         elif isinstance(value, Decimal):
             # 28.00 was rounded to hundredths, so its half unit is 0.005; tables hold no NaN.
             cells[column] = Cell(float(value), 0.5 * 10.0 ** int(value.as_tuple().exponent), str(value))
     return Line(key, cells, {column: "not printed" for column, value in record.items() if value is None})
 
 
-def _floats(value: Any) -> Any:
-    """Settings as plain numbers."""
+def _plain(value: Any) -> Any:
+    """Decimals as int or float."""
     if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() and "." not in str(value) else float(value)
+        return float(value) if value.as_tuple().exponent else int(value)
     if isinstance(value, dict):
-        return {key: _floats(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_floats(item) for item in value]
-    return value
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value

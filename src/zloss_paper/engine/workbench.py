@@ -66,8 +66,7 @@ class Workbench:
         self.runs_trained = 0
         """Runs that were trained, not read."""
         self._results: dict[tuple[Any, ...], Any] = {}
-        self._loaded: tuple[str, Checkpoint] | None = None
-        self._start: tuple[str, Start] | None = None
+        self._latest: dict[str, tuple[str, Any]] = {}
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def once(self, key: tuple[Any, ...], make: Callable[[], Result]) -> Result:
@@ -145,12 +144,7 @@ class Workbench:
             del settings[name]
         for name in PER_MOE_RUN if config.moe is not None else ():
             del settings["moe"][name]
-        key = json.dumps(settings)
-        if self._start is None or self._start[0] != key:
-            self._start = None
-            with self.progress.step("tokens and weights", None):
-                self._start = (key, prepare_start(config))
-        return self._start[1]
+        return self._keep_latest("start", json.dumps(settings), "tokens and weights", lambda: prepare_start(config))
 
     def _place(self, kind: str) -> Path:
         if self.folder is not None:
@@ -161,12 +155,17 @@ class Workbench:
     def checkpoint(self, config: AuditConfig) -> Checkpoint:
         """The model of `config`; one at a time stays loaded."""
         options = {name: getattr(config, name) for name in ("dtype", "trust_remote_code", "allow_pickle", "tokenizer")}
-        key = json.dumps([config.model, options])
-        if self._loaded is None or self._loaded[0] != key:
-            self._loaded = None
-            with self.progress.step(f"loading {Path(config.model).name}", None):
-                self._loaded = (key, load_checkpoint(config.model, **options))
-        return self._loaded[1]
+        key, shown = json.dumps([config.model, options]), f"loading {Path(config.model).name}"
+        return self._keep_latest("checkpoint", key, shown, lambda: load_checkpoint(config.model, **options))
+
+    def _keep_latest(self, kind: str, key: str, shown: str, make: Callable[[], Result]) -> Result:
+        """What `make` returns; only the latest of a kind stays in memory."""
+        if self._latest.get(kind, ("", None))[0] != key:
+            self._latest.pop(kind, None)
+            with self.progress.step(shown, None):
+                self._latest[kind] = (key, make())
+        result: Result = self._latest[kind][1]
+        return result
 
     def hidden(self, config: AuditConfig) -> Tensor:
         """What the output head receives, for every prediction of the audit's text: [T, D]."""

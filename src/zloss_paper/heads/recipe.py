@@ -25,18 +25,19 @@ from zloss_paper.engine.claims import (
     QUOTED_TOLERANCE,
     SYMBOLS,
     Claim,
-    PairTest,
+    Compare,
     Tested,
     all_pairs,
     cell,
-    for_models,
+    change,
     near,
+    of_models,
     ratio,
-    smaller,
+    rises,
     some_pair,
 )
 from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
-from zloss_paper.engine.table import Cell, Key, Line, Pair, PaperTable, Table, cells_of, paper_table
+from zloss_paper.engine.table import Cell, Key, Line, PaperTable, Table, cells_of, paper_table
 from zloss_paper.engine.workbench import Workbench, text_blocks
 
 DEPLOYED = "deployed_ppl"
@@ -88,7 +89,7 @@ def run_head_table(
 def head_lines(
     model: AuditedModel, report: AuditReport, columns: Sequence[str], *, with_corpus: bool = False
 ) -> list[Line]:
-    """The raw and the centered line of one audit."""
+    """The raw and the centered line of one audit; the perplexity of the centered one is that of its logits as deployed."""
     lines = []
     for head in ("raw", "centered"):
         key: dict[str, Key] = {"model": model.model, "head": head}
@@ -96,26 +97,16 @@ def head_lines(
         if with_corpus:
             key = {"model": model.model, "corpus": model.corpus, "head": head}
             beside["corpus"] = model.beside_corpus
-        numbers = getattr(report.heads, head)
-        values = {column: getattr(numbers, column) for column in columns if column != "ppl"}
-        reasons = {
-            column: report.reason(f"heads.{head}.{column}") or "not measured"
-            for column, value in values.items()
-            if value is None
-        }
-        if "ppl" in columns:
-            values["ppl"], why = _perplexity(report, head)
-            reasons |= {"ppl": why} if why else {}
-        lines.append(Line(key, cells_of(values), reasons, model.deviations, beside))
+        values = {column: getattr(getattr(report.heads, head), column, None) for column in columns}
+        reasons = {column: report.reason(f"heads.{head}.{column}") for column in columns}
+        if "ppl" in columns and head == "raw":
+            values["ppl"], reasons["ppl"] = report.ppl, report.reason("ppl")
+        elif "ppl" in columns:
+            deployed = report.extra.get(DEPLOYED) or {}
+            values["ppl"], reasons["ppl"] = deployed.get("centered"), deployed.get("reason")
+        missing = {column: reasons[column] or "not measured" for column in columns if values[column] is None}
+        lines.append(Line(key, cells_of(values), missing, model.deviations, beside))
     return lines
-
-
-def _perplexity(report: AuditReport, head: str) -> tuple[float | None, str]:
-    """The audit's for the raw head; for the centered one that of its logits as deployed."""
-    if head == "raw":
-        return report.ppl, "" if report.ppl is not None else report.reason("ppl") or "not measured"
-    deployed = report.extra.get(DEPLOYED) or {}
-    return deployed.get("centered"), deployed.get("reason") or ""
 
 
 def audit_summary(model: AuditedModel, report: AuditReport) -> dict[str, object]:
@@ -167,67 +158,41 @@ PPL_TOLERANCE = 1e-4
 SHIFT_LEFT = 1e-4
 
 
-def pair_test(column: str, holds: Callable[[Cell, Cell], bool]) -> PairTest:
-    """`holds` of the raw and the centered number: "GPT-2: P_Z^99.9 263.5 → 20.61"."""
-
-    def test(pair: Pair) -> Tested:
-        raw, centered = cell(pair.raw, column), cell(pair.centered, column)
-        return holds(raw, centered), f"{pair.name}: {SYMBOLS[column]} {number(raw.value)} → {number(centered.value)}"
-
-    return test
-
-
-def rises(column: str) -> PairTest:
-    """Centering raises the number."""
-    return pair_test(column, smaller)
-
-
-def falls(column: str, *, factor: float = 1.0) -> PairTest:
-    """Centering lowers the number, by at least `factor`."""
-    return pair_test(column, lambda raw, centered: smaller(centered, raw) and raw.high >= factor * centered.low)
-
-
-def goes_from_to(column: str, raw: Cell, centered: Cell) -> PairTest:
+def goes_from_to(column: str, raw: Cell, centered: Cell) -> Compare:
     """The number has the quoted values."""
-    return pair_test(column, lambda found, after: near(found, raw) and near(after, centered))
+    return change(column, lambda found, after: near(found, raw) and near(after, centered))
 
 
-def raw_test(column: str, holds: Callable[[Cell], bool]) -> PairTest:
+def raw_test(column: str, holds: Callable[[Cell], bool]) -> Compare:
     """`holds` of the raw number."""
 
-    def test(pair: Pair) -> Tested:
-        found = cell(pair.raw, column)
-        return holds(found), f"{pair.name}: {column} {number(found.value)}"
+    def test(name: str, raw: Line, centered: Line) -> Tested:
+        found = cell(raw, column)
+        return holds(found), f"{name}: {column} {number(found.value)}"
 
     return test
 
 
-def in_range(column: str, low: float, high: float) -> PairTest:
+def in_range(column: str, low: float, high: float) -> Compare:
     """The raw number lies between two bounds, within the rounding of its cell."""
     return raw_test(column, lambda found: found.high >= low and found.low <= high)
 
 
-def quoted(column: str, value: float, half_unit: float) -> PairTest:
-    """The raw number is the quoted one."""
-    return raw_test(column, lambda found: near(found, Cell(value, half_unit)))
+def both(*compares: Compare) -> Compare:
+    """All comparisons; the sentence has the numbers of all."""
 
-
-def both(*tests: PairTest) -> PairTest:
-    """Both tests; the sentence has the numbers of both."""
-
-    def test(pair: Pair) -> Tested:
-        tested = [one(pair) for one in tests]
-        rest = [sentence.partition(": ")[2] for _, sentence in tested[1:]]
-        return all(ok for ok, _ in tested), ", ".join([tested[0][1], *rest])
+    def test(name: str, raw: Line, centered: Line) -> Tested:
+        tested = [compare(name, raw, centered) for compare in compares]
+        sentences = [sentence.removeprefix(f"{name}: ") for _, sentence in tested]
+        return all(ok for ok, _ in tested), f"{name}: {', '.join(sentences)}"
 
     return test
 
 
-def _same_ppl(pair: Pair) -> Tested:
-    raw, centered = cell(pair.raw, "ppl"), cell(pair.centered, "ppl")
-    gap = abs(raw.value - centered.value) / raw.value
-    _, change = rises("ppl")(pair)
-    return gap <= PPL_TOLERANCE, f"{change}, relative difference {number(gap, 2)}"
+def _same_ppl(name: str, raw: Line, centered: Line) -> Tested:
+    _, sentence = rises("ppl")(name, raw, centered)
+    gap = abs(raw.cells["ppl"].value - centered.cells["ppl"].value) / raw.cells["ppl"].value
+    return gap <= PPL_TOLERANCE, f"{sentence}, relative difference {number(gap, 2)}"
 
 
 PPL_PRESERVED = Claim(
@@ -239,7 +204,7 @@ PPL_PRESERVED = Claim(
 SHIFT_REMOVED = Claim(
     "shift_removed",
     "Centering removes the common-shift tail of every model, up to rounding.",
-    all_pairs(pair_test("mu_abs_99", lambda raw, centered: centered.low <= SHIFT_LEFT * raw.high)),
+    all_pairs(change("mu_abs_99", lambda raw, centered: centered.low <= SHIFT_LEFT * raw.high)),
     f"at most {SHIFT_LEFT:g} of the raw tail is left",
 )
 
@@ -256,14 +221,14 @@ def not_uniform(*shown_by: str) -> Claim:
 def quoted_factor(model: str, column: str, factor: float) -> Claim:
     """Centering divides a tail of one model by a factor the paper quotes to one decimal."""
 
-    def test(pair: Pair) -> Tested:
-        found = ratio(cell(pair.raw, column), cell(pair.centered, column))
-        _, change = rises(column)(pair)
-        return near(found, Cell(factor, 0.05)), f"{change}, a factor of {number(found.value)}"
+    def test(name: str, raw: Line, centered: Line) -> Tested:
+        found = ratio(cell(raw, column), cell(centered, column))
+        _, sentence = rises(column)(name, raw, centered)
+        return near(found, Cell(factor, 0.05)), f"{sentence}, a factor of {number(found.value)}"
 
     return Claim(
         f"{column}_factor_{model.lower().replace(' ', '_')}",
         f"Centering lowers {SYMBOLS[column]} of {model} by a factor of {factor:g}.",
-        for_models((model,), test, exact=True),
+        of_models((model,), all_pairs(test), exact=True),
         f"within {QUOTED_TOLERANCE:.0%} of the quoted factor",
     )

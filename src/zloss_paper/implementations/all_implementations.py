@@ -25,8 +25,8 @@ from zloss_paper.engine.workbench import Workbench
 from zloss_paper.implementations.recipe import (
     ImplementationConfig,
     audit_kernel,
+    audit_line,
     audited_models,
-    line_keys,
     tokens_per_block,
 )
 
@@ -82,10 +82,8 @@ def run(config: ImplementationsConfig, bench: Workbench) -> RecipeResult:
                 notes[f"{implementation.title} on {model.model}: {error}"] = None
                 continue
             for found in audited:
-                key, _ = line_keys(
-                    model, {"implementation": implementation.title, "dtype": found.storage}, corpus=False
-                )
-                lines.append(Line(key, cells_from(found, COLUMNS), {}, model.deviations))
+                own = {"implementation": implementation.title, "dtype": found.storage}
+                lines.append(audit_line(model, own, cells_from(found, COLUMNS), corpus=False, beside=False))
     return RecipeResult(Table(tuple(lines)), tuple(notes), config.models.texts)
 
 

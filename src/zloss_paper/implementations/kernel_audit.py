@@ -15,7 +15,10 @@ per line.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from statistics import fmean
+from typing import NamedTuple
 
 import torch
 
@@ -24,17 +27,17 @@ from zloss.audit.implementation.implementations import find_implementation, inte
 from zloss.audit.implementation.kernels import KernelLine, gradient_difference
 from zloss.audit.implementation.source import Storage, fp64_head, storage_dtype
 from zloss_paper.engine.audited_models import AuditedModel, paper_target
-from zloss_paper.engine.claims import Check, Claim, all_lines, among, between, line_test, rises, times_smaller
+from zloss_paper.engine.claims import Check, Claim, all_lines, among, between, falls, line_test, rises
 from zloss_paper.engine.inputs import FINEWEB, WIKITEXT
-from zloss_paper.engine.table import Cell, Line, cells_from, cells_of
+from zloss_paper.engine.table import Cell, Line
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.implementations.recipe import (
     ImplementationConfig,
     audit_kernel,
     head_tokens,
     implementation_recipe,
-    line_keys,
     run_audits,
+    stored_lines,
 )
 
 COLUMNS = {
@@ -62,17 +65,11 @@ TRITON = partial(audit_kernel, name="triton")
 
 def kernel_lines(model: AuditedModel, audited: Sequence[KernelLine], *, left_out: str = "") -> list[Line]:
     """A line per storage, other than `left_out`, and multiplier; without a GPU the interpreter is a deviation."""
-    lines = []
-    for found in audited:
-        if found.storage == left_out:
-            continue
-        key, beside = line_keys(model, {"storage": found.storage, "logit_scale": int(found.logit_scale)}, corpus=True)
-        deviations = model.deviations
-        if interpreted(find_implementation(found.implementation)):
-            tokens = f"{found.tokens} tokens spread over the blocks"
-            deviations = (*deviations, f"the kernel runs on Triton's interpreter, on {tokens}")
-        lines.append(Line(key, cells_from(found, COLUMNS), {}, deviations, beside))
-    return lines
+    if interpreted(find_implementation("triton")):
+        tokens = f"{audited[0].tokens} tokens spread over the blocks"
+        why = f"the kernel runs on Triton's interpreter, on {tokens}"
+        model = replace(model, deviations=(*model.deviations, why))
+    return stored_lines(model, audited, columns=COLUMNS, left_out=left_out)
 
 
 CLAIMS = (
@@ -114,7 +111,7 @@ CLAIMS = (
         "At logit scale 4 fp16 logits give a much smaller error than bf16 logits.",
         among(
             lambda line: line.key["logit_scale"] == 4,
-            between("storage", "bf16", "fp16", times_smaller("delta_z", "Δ_Z", SMALLER)),
+            between("storage", "bf16", "fp16", falls("delta_z", SMALLER)),
         ),
         f"much: by a factor of {SMALLER}",
     ),
@@ -123,12 +120,17 @@ MEDIUM_CLAIMS = (
     Claim(
         "grows_with_scale",
         "With bf16 logits the error of the Z source rises from logit scale 1 to 4 on both corpora.",
-        among(lambda line: line.key["storage"] == "bf16", between("logit_scale", 1, 4, rises("delta_z", "Δ_Z"))),
+        among(lambda line: line.key["storage"] == "bf16", between("logit_scale", 1, 4, rises("delta_z"))),
     ),
 )
 
-PyTorchDifference = tuple[Storage, int, float]
-"""(storage, multiplier, mean difference over blocks)."""
+
+class PyTorchDifference(NamedTuple):
+    """The difference of PyTorch's two formulas at one storage and multiplier, mean over blocks."""
+
+    storage: Storage
+    logit_scale: int
+    delta_total: float
 
 
 def pytorch_audit(bench: Workbench, audit: AuditConfig, config: ImplementationConfig) -> list[PyTorchDifference]:
@@ -149,17 +151,7 @@ def pytorch_audit(bench: Workbench, audit: AuditConfig, config: ImplementationCo
                     )
                     found.setdefault((storage, scale), []).append(value)
             step.advance(len(label_T))
-    return [(storage, scale, sum(values) / len(values)) for (storage, scale), values in found.items()]
-
-
-def pytorch_lines(model: AuditedModel, audited: Sequence[PyTorchDifference]) -> list[Line]:
-    """A line per storage and multiplier."""
-    lines = []
-    for storage, scale, value in audited:
-        key, beside = line_keys(model, {"storage": storage, "logit_scale": scale}, corpus=True)
-        beside = {"model": model.beside, **beside}
-        lines.append(Line(key, cells_of({"delta_total": value}), {}, model.deviations, beside))
-    return lines
+    return [PyTorchDifference(*key, fmean(values)) for key, values in found.items()]
 
 
 def _difference(storage: str, holds: Callable[[Cell], bool]) -> Check:
@@ -219,7 +211,7 @@ RECIPES = (
     implementation_recipe(
         "text:pytorch_backward_audit",
         "Built-in cross-entropy + Z against manual log-softmax + Z",
-        run_audits(pytorch_audit, pytorch_lines),
+        run_audits(pytorch_audit, partial(stored_lines, columns={"delta_total": "delta_total"})),
         columns=("delta_total",),
         targets=(
             paper_target("GPT-2", WIKITEXT, 8),

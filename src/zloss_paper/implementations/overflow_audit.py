@@ -20,12 +20,24 @@ from zloss.report.numbers import number
 from zloss.results.implementation_audit import Fp16Headroom
 from zloss.results.options import HeadKind
 from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, paper_target
-from zloss_paper.engine.claims import Check, Claim, Compare, Tested, all_lines, among, between, cell, ratio, together
+from zloss_paper.engine.claims import (
+    Check,
+    Claim,
+    Compare,
+    Tested,
+    all_lines,
+    among,
+    between,
+    cell,
+    ratio,
+    together,
+    within,
+)
 from zloss_paper.engine.inputs import CE, CENTERED, CENTERED_HEAD, FINEWEB, METHODS, RAW_METHODS, STANDARD, WIKITEXT
 from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
-from zloss_paper.engine.table import Cell, Line, Table, cells_of, paper_table
+from zloss_paper.engine.table import Cell, Line, Table, cells_from, cells_of, paper_table
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.implementations.recipe import audit_details, audited_models, line_keys, opened
+from zloss_paper.implementations.recipe import audit_details, audit_line, audited_models, opened
 
 LABEL = "tab:overflow_audit"
 COLUMNS = ("grad_norm_mean", "grad_inf_mean", "kappa_min", *(f"psi_{scale}" for scale in STATIC_SCALES))
@@ -39,6 +51,7 @@ LEAST_CHANGE = 0.01
 SAME = 1e-3
 """Relative difference from CE within which a gradient is that of CE: the centered head's shift is subtracted in fp32."""
 NOT_MATERIALISED = "the logits are fp32, from bf16 operands, and never stored: not materialised in bf16"
+NOT_FINITE = "no batch has a finite gradient"
 PAPER_MODELS = ("GPT-2", "GPT-2 Medium")
 
 
@@ -94,18 +107,11 @@ def run(config: OverflowConfig, bench: Workbench) -> RecipeResult:
 
 def overflow_line(model: AuditedModel, found: Fp16Headroom) -> Line:
     """One method as a line of the table."""
-    key, beside = line_keys(model, {"method": found.method}, corpus=True)
-    beside = {"model": model.beside, **beside}
+    line = audit_line(model, {"method": found.method}, {})
     if found.kappa_min is None:
-        return Line(key, {}, dict.fromkeys(COLUMNS, found.reason), model.deviations, beside)
-    values = {
-        "grad_norm_mean": found.grad_norm_mean,
-        "grad_inf_mean": found.grad_inf_mean,
-        "kappa_min": found.kappa_min,
-        **found.psi,
-    }
-    reasons = {} if found.grad_norm_mean is not None else dict.fromkeys(COLUMNS[:2], "no batch has a finite gradient")
-    return Line(key, cells_of(values), reasons, model.deviations, beside)
+        return replace(line, reasons=dict.fromkeys(COLUMNS, found.reason))
+    cells = cells_from(found, {column: column for column in COLUMNS[:3]}) | cells_of(found.psi)
+    return replace(line, cells=cells, reasons={column: NOT_FINITE for column in COLUMNS[:2] if column not in cells})
 
 
 def _against_ce(methods: Sequence[str], compare: Compare) -> Check:
@@ -118,28 +124,28 @@ def _shares(ce: Line, other: Line) -> dict[str, Cell]:
     return {name: ratio(cell(other, name), cell(ce, name)) for name in COLUMNS[:3]}
 
 
-def _lower_scale(ce: Line, other: Line, least: float = LEAST_CHANGE, shown: str = "") -> Tested:
+def _lower_scale(name: str, ce: Line, other: Line, least: float = LEAST_CHANGE, shown: str = "") -> Tested:
     before, after = cell(ce, "kappa_min"), cell(other, "kappa_min")
     ok = after.low < before.high * (1 - least)
-    return ok, f"{other.name()}: {shown}κ_min {number(before.value)} → {number(after.value)}"
+    return ok, f"{name}: {shown}κ_min {number(before.value)} → {number(after.value)}"
 
 
-def _less_room(ce: Line, other: Line) -> Tested:
+def _less_room(name: str, ce: Line, other: Line) -> Tested:
     inf = _shares(ce, other)["grad_inf_mean"]
-    ok, sentence = _lower_scale(ce, other, 0.0, f"‖g‖_∞ × {inf.value:.3g}, ")
+    ok, sentence = _lower_scale(name, ce, other, 0.0, f"‖g‖_∞ × {inf.value:.3g}, ")
     return ok and inf.high > 1, sentence
 
 
-def _at_ce_scale(ce: Line, other: Line) -> Tested:
+def _at_ce_scale(name: str, ce: Line, other: Line) -> Tested:
     found = _shares(ce, other)
-    ok = all(share.low <= 1 + AT_CE_SCALE and share.high >= 1 - AT_CE_SCALE for share in found.values())
-    return ok, f"{other.name()}: " + ", ".join(f"{name} × {share.value:.3g}" for name, share in found.items())
+    ok = all(within(share, AT_CE_SCALE) for share in found.values())
+    return ok, f"{name}: " + ", ".join(f"{column} × {share.value:.3g}" for column, share in found.items())
 
 
-def _equal(ce: Line, other: Line) -> Tested:
+def _equal(name: str, ce: Line, other: Line) -> Tested:
     found = _shares(ce, other)
     ok = all(abs(share.value - 1) <= SAME for share in found.values())
-    return ok, f"{other.name()}: " + ", ".join(f"{name} × {share.value:.6g}" for name, share in found.items())
+    return ok, f"{name}: " + ", ".join(f"{column} × {share.value:.6g}" for column, share in found.items())
 
 
 def _overflows(line: Line) -> Tested:

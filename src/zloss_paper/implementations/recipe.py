@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from zloss.text import Blocks
 from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, Target, audit_table
 from zloss_paper.engine.claims import Claim
 from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
-from zloss_paper.engine.table import Key, Line, Table, paper_table
+from zloss_paper.engine.table import Cell, Key, Line, Table, cells_from, paper_table
 from zloss_paper.engine.workbench import Workbench, text_blocks
 
 COEF = 1e-4
@@ -71,7 +71,7 @@ def implementation_recipe(
         tokens = tokens_per_block(profile) if kernel else None
         return ImplementationConfig(models, storages, logit_scales, tokens_per_block=tokens)
 
-    paper = paper_table(label, integer_keys=("logit_scale",))
+    paper = paper_table(label, "logit_scale")
     return Recipe(label, title, tuple(columns), configure, run, paper, claims)
 
 
@@ -106,11 +106,25 @@ def audit_details(model: AuditedModel, audited: Iterable[object]) -> list[dict[s
     return [{"model": model.model, "corpus": model.corpus, "row": one} for one in audited]
 
 
-def line_keys(model: AuditedModel, own: dict[str, Key], *, corpus: bool) -> tuple[dict[str, Key], dict[str, Key]]:
-    """(our key, key of the paper's line next to it): model and corpus in front of `own`."""
-    key: dict[str, Key] = {"model": model.model, **({"corpus": model.corpus} if corpus else {}), **own}
-    beside: dict[str, Key] = {**({"corpus": model.beside_corpus} if corpus else {}), **own}
-    return key, beside
+def audit_line(
+    model: AuditedModel, own: Mapping[str, Key], cells: Mapping[str, Cell], *, corpus: bool = True, beside: bool = True
+) -> Line:
+    """A line whose key is model, corpus and `own`, next to the paper's line of the same `own` unless `beside` is off."""
+    key = {"model": model.model, **({"corpus": model.corpus} if corpus else {}), **own}
+    papers = {"model": model.beside, "corpus": model.beside_corpus, **own} if beside else {}
+    return Line(key, cells, {}, model.deviations, papers)
+
+
+def stored_lines(
+    model: AuditedModel, audited: Iterable[Any], *, columns: Mapping[str, str], left_out: str = "", corpus: bool = True
+) -> list[Line]:
+    """A line per storage, other than `left_out`, and multiplier; `columns` says where an audit has the numbers."""
+    lines = []
+    for found in audited:
+        if found.storage != left_out:
+            own = {"storage": found.storage, "logit_scale": int(found.logit_scale)}
+            lines.append(audit_line(model, own, cells_from(found, columns), corpus=corpus))
+    return lines
 
 
 @dataclass(frozen=True)

@@ -10,28 +10,28 @@ one forward pass and some fp64 products.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from zloss.audit.implementation.implementations import find_implementation
 from zloss.audit.implementation.kernels import kernel_line
-from zloss.audit.implementation.source import SourceLine
 from zloss.errors import CoordinateError
 from zloss_paper.engine.audited_models import AuditedModel, paper_target
-from zloss_paper.engine.claims import Claim, Tested, all_lines, among, between, cell, line_test, rises, times_smaller
+from zloss_paper.engine.claims import Claim, Tested, all_lines, among, between, cell, falls, line_test, rises
 from zloss_paper.engine.inputs import FINEWEB, WIKITEXT
 from zloss_paper.engine.recipe import RecipeResult
-from zloss_paper.engine.table import Line, Table, cells_from
+from zloss_paper.engine.table import Key, Line, Table, cells_from
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.implementations.recipe import (
     ImplementationConfig,
     audit_details,
+    audit_line,
     audit_sources,
     head_tokens,
     implementation_recipe,
-    line_keys,
     run_audits,
     shared,
+    stored_lines,
 )
 
 COLUMNS = {
@@ -49,6 +49,8 @@ OWN_COLUMNS = {
     "backward_cosine": "source_cosine",
 }
 """The same without stored logits."""
+STORED_16_BIT = partial(stored_lines, columns=COLUMNS, left_out="fp32")
+"""Lines of bf16 and fp16 storage."""
 OWN_INPUTS, OWN_TOKENS = "bf16 inputs, ours", 32
 UNDERSTATES = 10
 SMALLER = 4
@@ -64,7 +66,7 @@ def run(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
     lines, details, notes = [], [], []
     for model in config.models.rows:
         audited = shared(audit_sources, bench, model.audit, config)
-        lines += [source_line(model, found) for found in audited]
+        lines += stored_lines(model, audited, columns=COLUMNS, corpus=False)
         details += audit_details(model, audited)
         try:
             lines += _own_inputs(config, bench, model)
@@ -72,12 +74,6 @@ def run(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
         except CoordinateError as error:
             notes.append(f"{model.model}: {error}")
     return RecipeResult(Table(tuple(lines)), tuple(notes), config.models.texts, {"source_rows": details})
-
-
-def source_line(model: AuditedModel, found: SourceLine, *, corpus: bool = False) -> Line:
-    """One storage and multiplier as a line of the table; `corpus` puts the corpus into its key."""
-    key, beside = line_keys(model, {"storage": found.storage, "logit_scale": int(found.logit_scale)}, corpus=corpus)
-    return Line(key, cells_from(found, COLUMNS), {}, model.deviations, beside)
 
 
 def _own_inputs(config: ImplementationConfig, bench: Workbench, model: AuditedModel) -> list[Line]:
@@ -95,15 +91,10 @@ def _own_inputs(config: ImplementationConfig, bench: Workbench, model: AuditedMo
             coef=config.coef,
             target=tokens.target,
         )
-        key, _ = line_keys(model, {"storage": OWN_INPUTS, "logit_scale": int(scale)}, corpus=False)
-        reasons = {"split_residual": "no logits are stored, so there is nothing to split"}
-        lines.append(Line(key, cells_from(found, OWN_COLUMNS), reasons, model.deviations))
+        own: dict[str, Key] = {"storage": OWN_INPUTS, "logit_scale": scale}
+        line = audit_line(model, own, cells_from(found, OWN_COLUMNS), corpus=False, beside=False)
+        lines.append(replace(line, reasons={"split_residual": "no logits are stored, so there is nothing to split"}))
     return lines
-
-
-def stored_16_bit(model: AuditedModel, audited: Sequence[SourceLine], *, corpus: bool = False) -> list[Line]:
-    """Lines of bf16 and fp16 storage."""
-    return [source_line(model, found, corpus=corpus) for found in audited if found.storage != "fp32"]
 
 
 def _below_bound(line: Line) -> Tested:
@@ -118,7 +109,7 @@ UNDERSTATED = line_test(
     lambda forward, source: source.high >= UNDERSTATES * forward.low,
     {"rel_forward_error": 2},
 )
-GROWS = among(lambda line: line.key["storage"] == "bf16", between("logit_scale", 1, 4, rises("delta_src", "Δ_src")))
+GROWS = among(lambda line: line.key["storage"] == "bf16", between("logit_scale", 1, 4, rises("delta_src")))
 CLAIMS = (
     Claim(
         "forward_understates",
@@ -138,7 +129,7 @@ CLAIMS = (
     Claim(
         "fp16_smaller",
         "fp16 logits give a much smaller source error than bf16 logits.",
-        between("storage", "bf16", "fp16", times_smaller("delta_src", "Δ_src", SMALLER)),
+        between("storage", "bf16", "fp16", falls("delta_src", SMALLER)),
         f"much: by a factor of {SMALLER}",
     ),
 )
@@ -173,7 +164,7 @@ RECIPES = (
     source_recipe(
         "text:source_audit_fineweb",
         "The source audit on FineWeb-Edu logits",
-        run_audits(audit_sources, stored_16_bit),
+        run_audits(audit_sources, partial(STORED_16_BIT, corpus=False)),
         targets=(paper_target("GPT-2", FINEWEB, 8),),
         claims=FINEWEB_CLAIMS,
     ),
@@ -182,7 +173,7 @@ RECIPES = (
     source_recipe(
         "text:source_audit_medium",
         "The source audit on GPT-2 Medium logits",
-        run_audits(audit_sources, partial(stored_16_bit, corpus=True)),
+        run_audits(audit_sources, STORED_16_BIT),
         targets=(paper_target("GPT-2 Medium", WIKITEXT, 8), paper_target("GPT-2 Medium", FINEWEB, 8)),
         claims=MEDIUM_CLAIMS,
     ),

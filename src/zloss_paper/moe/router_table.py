@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from zloss.audit.router import router_projection
 from zloss.report.numbers import number
 from zloss_paper.engine.audited_models import AuditedModel, audit_table, paper_target
-from zloss_paper.engine.claims import Claim, Judgement, Tested, all_lines, cell
+from zloss_paper.engine.claims import Claim, Tested, all_lines, cell
 from zloss_paper.engine.inputs import WIKITEXT, TextSource
 from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
 from zloss_paper.engine.table import Key, Line, Table, cells_of, paper_table
@@ -82,16 +82,15 @@ def _relative_scale(line: Line) -> Tested:
     return ok, f"k = {top_k}, {line.key['convention']}: {number(found.value)}"
 
 
-def _norms_follow(table: Table) -> Judgement:
-    def test(line: Line) -> Tested:
-        rest = {name: value for name, value in line.key.items() if name != "convention"}
-        (mean,) = table.find(**rest, convention=MEAN)
+def _norms_follow(table: Table) -> list[Tested]:
+    tested = []
+    for line in table:
+        (mean,) = table.find(**{**line.key, "convention": MEAN})
         base, found, scale = cell(mean, "delta_h_norm_mean"), cell(line, "delta_h_norm_mean"), cell(line, "s_rel")
         slack = found.half_unit + scale.value * base.half_unit + 1e-6 * found.value
-        ok = abs(found.value - scale.value * base.value) <= slack
-        return ok, f"{line.name()}: {number(found.value)} = {number(found.value / base.value)} × {number(base.value)}"
-
-    return all_lines(test)(table)
+        shown = f"{line.name()}: {number(found.value)} = {number(found.value / base.value)} × {number(base.value)}"
+        tested.append((abs(found.value - scale.value * base.value) <= slack, shown))
+    return tested
 
 
 CLAIMS = (
@@ -108,7 +107,7 @@ CLAIMS = (
     ),
 )
 
-PAPER = paper_table(LABEL, integer_keys=("top_k",))
+PAPER = paper_table(LABEL, "top_k")
 RECIPES = (
     Recipe(LABEL, "Router Z-loss conventions on a seeded 16-expert router", COLUMNS, configure, run, PAPER, CLAIMS),
 )

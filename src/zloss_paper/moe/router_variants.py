@@ -25,7 +25,7 @@ from zloss.results.run_config import MoeRun, TrainConfig
 from zloss.train.compare import compare_runs, router_curves
 from zloss.train.finished import FinishedRun
 from zloss.train.grid import Grid
-from zloss_paper.engine.claims import Check, Claim, Tested, cell, judged
+from zloss_paper.engine.claims import Check, Claim, Missing, Tested, cell
 from zloss_paper.engine.inputs import WIKITEXT, TextSource, text_sources
 from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
 from zloss_paper.engine.table import Cell, Key, Line, Table, cells_of, paper_table
@@ -88,7 +88,7 @@ class MoeTable:
 
     def recipe(self) -> Recipe[MoeTableConfig]:
         """The recipe, with the same five claims for every k."""
-        paper, claims = paper_table(self.label, integer_keys=("top_k",)), moe_claims(self.top_k, self.remark)
+        paper, claims = paper_table(self.label, "top_k"), moe_claims(self.top_k, self.remark)
         return Recipe(self.label, self.title, COLUMNS, self.configure, self.run, paper, claims)
 
     def configure(self, profile: Profile, overrides: Overrides) -> MoeTableConfig:
@@ -253,21 +253,25 @@ def _over_seeds(test: SeedTest) -> Check:
             variant = str(line.key.get("router_loss", line.key.get("convention", "")))
             seeds.setdefault(line.key.get("seed", MEAN), {})[variant] = line
         names = {seed: "mean over seeds" if seed == MEAN else f"seed {seed}" for seed in seeds}
-        return [tested for seed, lines in seeds.items() for tested in test(lines, names[seed])]
+        found = [tested for seed, lines in seeds.items() for tested in test(lines, names[seed])]
+        if not found:
+            raise Missing("the variants it is about were not measured")
+        return found
 
-    return judged(tests, none="the variants it is about were not measured")
+    return tests
 
 
 def _has_scales(top_k: int) -> SeedTest:
     scales = {"none": 0.0, TLM: 1.0, ARM: 1 / top_k, ARS: float(top_k), **dict.fromkeys(MATCHED, 1.0)}
 
     def test(lines: dict[str, Line], seed: str) -> list[Tested]:
+        if seed != "mean over seeds":
+            return []
         found = {name: cell(line, "s_rel") for name, line in lines.items()}
-        tested = [
+        return [
             (abs(one.value - scales[name]) <= one.half_unit + 1e-12, f"{name}: {one.value:g}")
             for name, one in found.items()
         ]
-        return tested if seed == "mean over seeds" else []
 
     return test
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zloss_paper.engine.claims import Claim, line_test, together
+from zloss_paper.engine.claims import EVERYTHING, Claim, line_test, together
 from zloss_paper.engine.inputs import CENTERED, CENTERED_HEAD, FINEWEB, STANDARD, WIKITEXT
 from zloss_paper.training.claims import (
     CENTERED_JOINT,
@@ -89,6 +89,7 @@ FINEWEB_MEDIUM_FT = TrainingTable(
             "Standard Z-loss gives the largest reductions of Diag Z and of the p99 gradient norm before clipping.",
             together(all_smallest("diag_z", STANDARD), all_smallest("grad_norm_p99", STANDARD)),
             COUNTS,
+            EVERYTHING,
         ),
         *(STANDARD_KEEPS_GAIN, CENTERED_JOINT, quoted("tab:fineweb_medium_ft")),
     ),

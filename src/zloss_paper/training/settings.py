@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from zloss.errors import CorpusError, InputError
+from zloss.errors import CorpusError
 from zloss.results.run_config import TrainConfig
 from zloss.text import pydoc_topics
 from zloss.train.options import EFFECTIVELY_UNCLIPPED
@@ -30,7 +30,8 @@ from zloss_paper.engine.inputs import (
     RAW_METHODS,
     STANDARD,
     TextSource,
-    given_model,
+    papers_model,
+    printed_name,
     training_sources,
 )
 from zloss_paper.engine.recipe import Overrides, Profile
@@ -166,19 +167,12 @@ def _start_model(given: Sequence[str], model: str) -> tuple[str | None, str | No
 
     The models are those the user names; (None, None) where none fits.
     """
-    others = []
-    for word in given:
-        one = given_model(word)
-        if one.known == model:
-            return one.folder or MODEL_IDS[model], None
-        if one.known is None and "=" in word:
-            name = word.partition("=")[0]
-            raise InputError(
-                f"`models` has {word!r}: {name!r} is not a model of the paper; it has {', '.join(MODEL_IDS)}."
-            )
-        if one.known is None:
-            others.append(one)
-    return (others[0].word, others[0].printed) if others else (None, None)
+    read = {word: papers_model(word) for word in given}
+    for known, folder in read.values():
+        if known == model:
+            return folder or MODEL_IDS[model], None
+    other = next((word for word, (known, _) in read.items() if known is None), None)
+    return (None, None) if other is None else (other, printed_name(other))
 
 
 def _deviations(config: TrainingTableConfig, table: TrainingTable, other_model: str | None) -> tuple[str, ...]:

@@ -8,14 +8,28 @@ variations of tab:fineweb_update_outlier.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from statistics import fmean
 
 from zloss.report.numbers import number
 from zloss.train.options import EFFECTIVELY_UNCLIPPED
-from zloss_paper.engine.claims import SYMBOLS, Claim, Missing, Tested, cell, judged, near, ratio, smaller, together
+from zloss_paper.engine.claims import (
+    EVERYTHING,
+    SYMBOLS,
+    Check,
+    Claim,
+    Missing,
+    Tested,
+    cell,
+    line_test,
+    near,
+    ratio,
+    smaller,
+    together,
+    within,
+)
 from zloss_paper.engine.inputs import CE, CENTERED, CENTERED_HEAD, FINEWEB, GAIN_AWARE, RAW_METHODS, STANDARD, WIKITEXT
 from zloss_paper.engine.table import Cell, Key, Line, PaperTable, Table, paper_table
 from zloss_paper.training.claims import (
@@ -28,7 +42,7 @@ from zloss_paper.training.claims import (
     against_ce,
     all_finite,
     all_smallest,
-    falls,
+    counts_as_lower,
     higher,
     line_of,
     lower,
@@ -36,7 +50,6 @@ from zloss_paper.training.claims import (
     of_each_run,
     of_methods,
     quoted,
-    within,
     zero,
 )
 from zloss_paper.training.settings import BASELINE, UNCLIPPED, UPDATE_OUTLIER, Arm, TrainingTable, stress_arms
@@ -47,6 +60,7 @@ NEARLY_EVERY, FEW = 0.95, 0.5
 """Clip rates from which a method is clipped on nearly every step, and below which most of its steps are not."""
 QUOTED_RATE = Cell(0.07, 0.005)
 """Clip rate of the raw-logit methods that the text quotes as about 7 %."""
+CLIP_RATE = {"clip_rate": "clip rate"}
 SUBSTANTIAL = 0.25
 """Relative reduction of a tail that is substantial."""
 OUTLIER_COEF = 3e-3
@@ -77,21 +91,12 @@ def _ppl_cost(statement: str, **key: Key) -> Claim:
     return Claim("centered_ppl_cost", statement, against_ce((CENTERED,), higher("ppl"), **key))
 
 
-def _clip_rates(table: Table) -> list[Tested]:
-    found = [(method, cell(line_of(table, method), "clip_rate")) for method in (*RAW, CE, CENTERED_HEAD, CENTERED)]
-    return [
-        (rate.low < FEW if method in RAW else rate.high >= NEARLY_EVERY, f"{method}: clip rate {number(rate.value)}")
-        for method, rate in found
-    ]
-
-
 def _quoted_rates(table: Table) -> list[Tested]:
     lines = [line_of(table, method) for method in RAW]
-    rates = [(line.name(), cell(line, "clip_rate")) for line in lines]
     if any(line.deviations for line in lines):
-        shown = ", ".join(f"{name} {number(rate.value)}" for name, rate in rates)
+        shown = ", ".join(f"{line.name()} {number(cell(line, 'clip_rate').value)}" for line in lines)
         raise Missing(f"a number of the paper's own setting, from which these runs deviate; ours: {shown}")
-    return [(near(rate, QUOTED_RATE), f"{name}: clip rate {number(rate.value)}") for name, rate in rates]
+    return [line_test(CLIP_RATE, lambda rate: near(rate, QUOTED_RATE))(line) for line in lines]
 
 
 def _only_centered(table: Table) -> list[Tested]:
@@ -109,7 +114,7 @@ def _short_of(ce: Line, line: Line) -> list[str]:
     tails = [(SYMBOLS[name], ratio(cell(line, name), cell(ce, name))) for name in ("p_z_999", "a_p_99")]
     norm = ratio(cell(line, "grad_norm_p99"), cell(ce, "grad_norm_p99"))
     ppl, base = cell(line, "ppl"), cell(ce, "ppl")
-    missed = [] if falls(base, ppl, "ppl") else [f"PPL {number(base.value)} → {number(ppl.value)}"]
+    missed = [] if counts_as_lower(base, ppl, "ppl") else [f"PPL {number(base.value)} → {number(ppl.value)}"]
     missed += [f"{symbol} × {share.value:.3g}" for symbol, share in tails if share.low > 1 - SUBSTANTIAL]
     return missed + ([] if within(norm, NEAR_CE) else [f"p99 ‖g‖ × {norm.value:.3g}"])
 
@@ -160,20 +165,23 @@ STRESS_DIAG = TrainingTable(
             "clip_rates",
             "CE, Centered head and Centered Z-loss exceed the clipping threshold on nearly every step; most steps of "
             "Standard and Gain-aware Z-loss are below it.",
-            judged(_clip_rates),
+            together(
+                of_methods(RAW, line_test(CLIP_RATE, lambda rate: rate.low < FEW)),
+                of_methods((CE, CENTERED_HEAD, CENTERED), line_test(CLIP_RATE, lambda rate: rate.high >= NEARLY_EVERY)),
+            ),
             f"nearly every: {NEARLY_EVERY:.0%} of the steps; most: more than {FEW:.0%}",
         ),
         Claim(
             "raw_clip_rate_quoted",
             "Standard and Gain-aware Z-loss exceed the clipping threshold on about 7 % of the steps.",
-            judged(_quoted_rates),
+            _quoted_rates,
             "about: within 5 % and the rounding of both",
         ),
         Claim(
             "only_centered",
             "Centered Z-loss is the only auxiliary method that improves mean PPL, substantially lowers both tails and "
             "keeps the p99 gradient norm near CE.",
-            judged(_only_centered),
+            _only_centered,
             f"substantially: by {SUBSTANTIAL:.0%} at least; near: within {NEAR_CE:.0%}",
         ),
     ),
@@ -248,7 +256,7 @@ OUTLIER = TrainingTable(
     claims=(
         RAW_IMPROVE,
         _gradient_tails(RAW_METHODS, "They raise the p99 and the maximum gradient norm several times over CE.", *NORMS),
-        Claim("gain_aware_milder", "Gain-aware Z-loss is milder than Standard in both.", judged(_milder)),
+        Claim("gain_aware_milder", "Gain-aware Z-loss is milder than Standard in both.", _milder),
         Claim(
             "raw_events",
             "The raw-logit methods have update events beyond every threshold; CE and the centered head have none.",
@@ -256,6 +264,7 @@ OUTLIER = TrainingTable(
                 against_ce(RAW_METHODS, *(higher(name) for name in EVENTS)),
                 of_methods((CE, CENTERED_HEAD), zero(*EVENTS)),
             ),
+            most=EVERYTHING,
         ),
         all_finite("No micro-batch and no gradient of any run contained NaN or Inf."),
         quoted("tab:fineweb_update_outlier"),
@@ -263,18 +272,11 @@ OUTLIER = TrainingTable(
 )
 
 
-def sweep_arm(method: str, coef: float) -> Arm:
-    """A line of the sweep: its group, method and coefficient."""
+def sweep_arm(method: str, coef: float, *, grouped: bool = True) -> Arm:
+    """A line of a sweep: its method and coefficient, and before them its group."""
     group = method if method in (CE, CENTERED) else "Raw-logit variants"
-    return Arm(method, coef, (("group", group), ("method", method), ("lambda_aux", coef)))
-
-
-def _by_coefficient(table: Table, method: str, column: str) -> list[Cell]:
-    """The column of a method, from the largest coefficient to the smallest."""
-    lines = sorted(table.find(method=method), key=lambda line: -float(line.key["lambda_aux"]))
-    if len(lines) < 2:
-        raise Missing(f"{method} was not measured at two coefficients")
-    return [cell(line, column) for line in lines]
+    key = (("group", group), ("method", method), ("lambda_aux", coef))
+    return Arm(method, coef, key if grouped else key[1:])
 
 
 def _sweep_falls(table: Table) -> list[Tested]:
@@ -302,7 +304,8 @@ SWEEP = replace(
         Claim(
             "raw_events_fall_with_coefficient",
             "The update events of the raw-logit methods become fewer, and their largest norm smaller, as the coefficient falls.",
-            judged(_sweep_falls),
+            _sweep_falls,
+            most=EVERYTHING,
         ),
         Claim(
             "raw_near_ce_at_least",
@@ -322,7 +325,7 @@ SWEEP = replace(
         Claim(
             "centered_no_events",
             "Centered Z-loss has no update event at any coefficient.",
-            judged(lambda table: [zero(*EVENTS)(line_of(table, CENTERED, lambda_aux=coef)) for coef in SWEEP_CENTERED]),
+            together(*(of_methods((CENTERED,), zero(*EVENTS), lambda_aux=coef) for coef in SWEEP_CENTERED)),
         ),
         _ppl_cost("At 3e-3 Centered Z-loss has a higher PPL than CE.", lambda_aux=3e-3),
         Claim(
@@ -338,7 +341,7 @@ SWEEP = replace(
 
 def _sweep_with_ce() -> PaperTable:
     """The paper's lines, and before them the CE line of the same setting."""
-    paper = paper_table(SWEEP.label, number_keys=("lambda_aux",))
+    paper = paper_table(SWEEP.label, "lambda_aux")
     (ce,) = paper_table(OUTLIER.label).table.find(method=CE)
     first = Line(dict(sweep_arm(CE, 0.0).key), ce.cells)
     return replace(paper, table=Table((first, *paper.table.lines)))
@@ -386,7 +389,7 @@ ADAM_STATE = replace(
             "direction_norm_damped",
             "The larger second moment partly damps the norm of their whole Adam direction: relative to CE it rises by less than "
             "the p99 gradient norm does.",
-            judged(_damped),
+            _damped,
             "the norm is p99 ‖d‖₂/‖θ‖₂, mean over runs; its comparison with the gradient norm is ours, and v_max must be larger",
         ),
         Claim(
@@ -406,30 +409,21 @@ ADAM_STATE = replace(
 )
 
 
-def _raw_sweep_arm(method: str, coef: float) -> Arm:
-    return Arm(method, coef, (("method", method), ("lambda_aux", coef)))
+def _by_coefficient(columns: Sequence[str], holds: Callable[[Cell, Cell], bool]) -> Check:
+    """`holds` of every two neighboring coefficients of the raw-logit methods, the larger one first."""
 
+    def tests(table: Table) -> list[Tested]:
+        tested = []
+        for column, method in product(columns, RAW_METHODS):
+            lines = sorted(table.find(method=method), key=lambda line: -float(line.key["lambda_aux"]))
+            if len(lines) < 2:
+                raise Missing(f"{method} was not measured at two coefficients")
+            cells = [cell(line, column) for line in lines]
+            shown = f"{method}: {SYMBOLS.get(column, column)} {' → '.join(number(one.value) for one in cells)}"
+            tested.append((all(holds(high, low) for high, low in pairwise(cells)), shown))
+        return tested
 
-def _raw_sentence(method: str, column: str, cells: list[Cell]) -> str:
-    return f"{method}: {SYMBOLS.get(column, column)} {' → '.join(number(one.value) for one in cells)}"
-
-
-def _events_fall(table: Table) -> list[Tested]:
-    tested = []
-    for column in (*EVENTS, "grad_norm_max"):
-        for method in RAW_METHODS:
-            cells = _by_coefficient(table, method, column)
-            ok = not any(smaller(high, low) for high, low in pairwise(cells))
-            tested.append((ok, _raw_sentence(method, column, cells)))
-    return tested
-
-
-def _tail_rises(table: Table) -> list[Tested]:
-    found = [(method, _by_coefficient(table, method, "p_z_999")) for method in RAW_METHODS]
-    return [
-        (all(smaller(high, low) for high, low in pairwise(cells)), _raw_sentence(method, "p_z_999", cells))
-        for method, cells in found
-    ]
+    return tests
 
 
 # The raw-logit methods of the update-outlier stress at 1e-3, between the coefficients that are printed. The
@@ -441,19 +435,24 @@ RAW_SWEEP = replace(
     label="text:raw_sweep_1e3",
     title="The raw-logit update-outlier sweep with 1e-3 and its CE baseline (described, not printed)",
     arms=(
-        _raw_sweep_arm(CE, 0.0),
-        *(_raw_sweep_arm(method, coef) for method in RAW_METHODS for coef in (OUTLIER_COEF, 1e-3, 3e-4, 1e-4)),
+        sweep_arm(CE, 0.0, grouped=False),
+        *(
+            sweep_arm(method, coef, grouped=False)
+            for method in RAW_METHODS
+            for coef in (OUTLIER_COEF, 1e-3, 3e-4, 1e-4)
+        ),
     ),
     claims=(
         Claim(
             "events_fall_with_coefficient",
             "The update-event rates and the largest gradient norm of every raw-logit method fall with the coefficient.",
-            judged(_events_fall),
+            _by_coefficient((*EVENTS, "grad_norm_max"), lambda high, low: not smaller(high, low)),
+            most=EVERYTHING,
         ),
         Claim(
             "tail_rises_as_coefficient_falls",
             "A smaller coefficient leaves a larger log-normalizer tail.",
-            judged(_tail_rises),
+            _by_coefficient(("p_z_999",), smaller),
         ),
         all_finite("No micro-batch and no gradient of the stress runs was nonfinite."),
     ),
@@ -462,7 +461,7 @@ RAW_SWEEP = replace(
 
 def _raw_sweep_printed() -> PaperTable:
     """What the two tables print of this sweep: CE and 3e-3 in one, 3e-4 and 1e-4 in the other."""
-    outlier, sweep = paper_table(OUTLIER.label), paper_table(SWEEP.label, number_keys=("lambda_aux",))
+    outlier, sweep = paper_table(OUTLIER.label), paper_table(SWEEP.label, "lambda_aux")
     lines = [
         Line({**line.key, "lambda_aux": 0.0 if line.key["method"] == CE else OUTLIER_COEF}, line.cells)
         for line in outlier.table

@@ -19,6 +19,7 @@ from zloss.report.figures import write_figures
 from zloss.report.numbers import number
 from zloss.train.compare import step_means
 from zloss.train.finished import FinishedRun, check_pair
+from zloss_paper.engine.claims import Missing
 from zloss_paper.engine.inputs import CENTERED_HEAD
 from zloss_paper.engine.recipe import Recipe, RecipeResult
 from zloss_paper.engine.table import Key, Line, PaperTable, Table, cells_of, paper_table
@@ -45,11 +46,13 @@ STATED = {"nonfinite_gradient": "nonfinite_gradient_events", "nonfinite_microbat
 """Quantities that the paper states of all runs of a table, by their name in its settings."""
 DRAWN = ("grad_norm", "p_z_999")
 """What is drawn over the steps."""
+SAME_STEPS = (
+    "Centered head has the losses and gradient norms of CE at every step, bit for bit: with the fused head it trains on the "
+    "same gradients, and only the coordinate it is read in differs. In the paper's bf16 path rounding makes the two differ."
+)
+OTHER_STEPS = "Centered head left the trajectory of CE, which the fused head should not allow."
+"""With the fused head, Centered head and CE must take the same steps."""
 Runs = dict[Arm, tuple[FinishedRun, ...]]
-
-
-class Unavailable(Exception):
-    """A number that the runs do not give; the message says why."""
 
 
 def training_recipe(table: TrainingTable, paper: PaperTable | None = None) -> Recipe[TrainingTableConfig]:
@@ -115,8 +118,8 @@ def column_values(
     for column in columns:
         try:
             values[column] = column_value(column, runs, baseline)
-        except Unavailable as unavailable:
-            reasons[column] = str(unavailable)
+        except Missing as missing:
+            reasons[column] = str(missing)
     return values, reasons
 
 
@@ -131,11 +134,11 @@ def column_value(column: str, runs: Sequence[FinishedRun], baseline: Sequence[Fi
         return statistics.fmean(_metric(run, "adam_v_max") / _metric(base, "adam_v_max") for base, run in pairs)
     if column.endswith("_std"):
         if len(runs) < 2:
-            raise Unavailable("a standard deviation takes at least two seeds")
+            raise Missing("a standard deviation takes at least two seeds")
         return statistics.stdev(_metric(run, column.removesuffix("_std")) for run in runs)
     steps = int(runs[0].metrics["steps"])
     if column in STEP_QUANTILES and steps < LEAST_STEPS:
-        raise Unavailable(f"over {steps} steps a p99 is little else than the maximum, which the JSON file has")
+        raise Missing(f"over {steps} steps a p99 is little else than the maximum, which the JSON file has")
     return statistics.fmean(_metric(run, column) for run in runs)
 
 
@@ -144,7 +147,7 @@ def _metric(run: FinishedRun, column: str) -> float:
     lost = sum(run.metrics.get("valid_nonfinite", {}).values())
     if lost and name in VALIDATION:
         total = run.metrics["valid_predictions"]
-        raise Unavailable(f"seed {run.seed} diverged: {lost} of {total} validation predictions are not finite")
+        raise Missing(f"seed {run.seed} diverged: {lost} of {total} validation predictions are not finite")
     outer, _, inner = name.partition(".")
     value = run.metrics.get(outer)
     if inner and value is not None:
@@ -152,7 +155,7 @@ def _metric(run: FinishedRun, column: str) -> float:
     if value is None:
         reasons = run.metrics.get("reasons", {})
         why = reasons.get(outer) or reasons.get(outer.partition("_")[0]) or "not measured"
-        raise Unavailable(f"seed {run.seed}: {why}")
+        raise Missing(f"seed {run.seed}: {why}")
     return float(value)
 
 
@@ -210,23 +213,11 @@ def run_notes(config: TrainingTableConfig, runs: Runs, bench: Workbench) -> tupl
         )
     controls = [arm for arm in config.arms if arm.method == CENTERED_HEAD]
     if controls and config.train.head == "fused":
-        notes.append(_control_note(runs[BASELINE], runs[controls[0]]))
+        taken = [
+            [(step.loss, step.grad_norm) for run in runs[arm] for step in run.steps] for arm in (BASELINE, controls[0])
+        ]
+        notes.append(SAME_STEPS if taken[0] == taken[1] else OTHER_STEPS)
     return tuple(notes)
-
-
-def _control_note(baseline: Sequence[FinishedRun], control: Sequence[FinishedRun]) -> str:
-    """With the fused head, Centered head and CE must take the same gradients; the recorded steps show whether they did."""
-    same = all(
-        [(step.loss, step.grad_norm) for step in a.steps] == [(step.loss, step.grad_norm) for step in b.steps]
-        for a, b in zip(baseline, control, strict=True)
-    )
-    if same:
-        return (
-            "Centered head has the losses and gradient norms of CE at every step, bit for bit: with the fused head it trains "
-            "on the same gradients, and only the coordinate it is read in differs. In the paper's bf16 path rounding makes "
-            "the two differ."
-        )
-    return "Centered head left the trajectory of CE, which the fused head should not allow."
 
 
 def draw_steps(file: Path, lines: Mapping[str, Sequence[FinishedRun]]) -> Path:

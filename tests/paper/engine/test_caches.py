@@ -122,11 +122,17 @@ def test_settings_text_and_weights_make_an_audit(tmp_path: Path) -> None:
     assert audit_fingerprint(config) != same
 
 
-def test_a_start_without_its_model_is_trained_again(tmp_path: Path) -> None:
-    folder = Workbench(tmp_path).pretrained(BASE).folder
-    (folder / "model").rename(folder / "elsewhere")
+@pytest.mark.parametrize("damage", ["the model is missing", "metrics.json is cut off"])
+def test_a_damaged_start_is_trained_again(tmp_path: Path, damage: str) -> None:
+    before = Workbench(tmp_path).pretrained(BASE)
+    if damage == "the model is missing":
+        (before.folder / "model").rename(before.folder / "elsewhere")
+    else:
+        file = before.folder / "metrics.json"
+        file.write_text(file.read_text()[:200])
     again = Workbench(tmp_path)
-    assert (again.pretrained(BASE).folder / "model").is_dir()
+    assert again.pretrained(BASE).metrics == before.metrics
+    assert (before.folder / "model").is_dir()
     assert again.runs_trained == 1
 
 
@@ -145,9 +151,6 @@ def test_runs_with_experts_are_made_once_and_share_their_start(tmp_path: Path) -
     again = Workbench(tmp_path)
     assert again.run(router("token_layer_mean")).metrics == runs[1].metrics
     assert again.runs_trained == 0
-
-
-def test_without_a_folder_runs_are_kept_for_the_call() -> None:
-    bench = Workbench()
-    assert bench.run(EXPERTS) is bench.run(EXPERTS)
-    assert bench.runs_trained == 1
+    in_memory = Workbench()
+    assert in_memory.run(EXPERTS) is in_memory.run(EXPERTS)
+    assert in_memory.runs_trained == 1

@@ -11,8 +11,7 @@ import zloss_paper
 from zloss.errors import UnknownNameError
 from zloss.results.quantities import define
 from zloss_paper.engine.inputs import MODEL_IDS
-from zloss_paper.engine.recipe import Overrides
-from zloss_paper.engine.registry import find_recipe, labels
+from zloss_paper.engine.recipe import Overrides, find_recipe, labels
 from zloss_paper.engine.table import paper_table
 
 CHOICES = Path(zloss_paper.__file__).parent / "data" / "choices.json"
@@ -55,7 +54,7 @@ def test_audits_at_paper_scale_are_those_the_paper_states(label: str) -> None:
     assert recipe.paper is not None
     models, stated = recipe.configure("paper", Overrides()).rows, recipe.paper.config
     spectral = label == "tab:spectral_audit"
-    printed = [(pair.model, pair.raw.key.get("corpus")) for pair in recipe.paper.table.pairs()]
+    printed = [(line.key["model"], line.key.get("corpus")) for line in recipe.paper.table.find(head="raw")]
     assert [(model.model, model.corpus if spectral else None) for model in models] == printed
     for model in models:
         audit = model.audit

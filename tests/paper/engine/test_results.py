@@ -10,7 +10,7 @@ import pytest
 
 from zloss.report.markdown import to_markdown
 from zloss.report.reproduction import reproduction_document
-from zloss_paper.engine.registry import find_recipe
+from zloss_paper.engine.recipe import find_recipe
 from zloss_paper.engine.reproduction import rejudge
 
 FOLDER = Path(__file__).parents[3] / "docs/results"

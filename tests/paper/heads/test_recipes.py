@@ -21,8 +21,7 @@ from zloss.results.reproduction import NOT_JUDGED
 from zloss.text import Blocks, pydoc_topics
 from zloss_paper.engine.claims import FAILS, HOLDS, OPEN
 from zloss_paper.engine.inputs import BY_SHA256, text_sources
-from zloss_paper.engine.recipe import Overrides
-from zloss_paper.engine.registry import find_recipe
+from zloss_paper.engine.recipe import Overrides, find_recipe
 from zloss_paper.engine.reproduction import reproduce, write_reproduction
 from zloss_paper.engine.table import paper_table
 from zloss_paper.engine.workbench import Workbench, text_blocks
@@ -164,7 +163,7 @@ def test_paper_recipes_run_unchanged_on_local_folders(
     short = replace(overrides, blocks=3, block_size=64)
     for label in ("tab:pretrained", "tab:spectral_audit"):
         result = reproduce(find_recipe(label), "paper", short, bench)
-        assert [pair.model for pair in result.table.pairs()] == ["GPT-2", "Pythia-160M"]
+        assert [line.key["model"] for line in result.table.find(head="raw")] == ["GPT-2", "Pythia-160M"]
         beside = result.beside(result.table.lines[0])
         assert beside is not None
         assert beside.key["model"] == "GPT-2"

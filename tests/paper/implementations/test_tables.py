@@ -13,8 +13,7 @@ from tests.paper.claim_tables import smoke as smoke_recipe
 from zloss.audit.implementation.implementations import IMPLEMENTATIONS
 from zloss.models.output_head import OutputHead
 from zloss.results.implementation_audit import Fp16Headroom
-from zloss_paper.engine.recipe import Overrides
-from zloss_paper.engine.registry import find_recipe
+from zloss_paper.engine.recipe import Overrides, find_recipe
 from zloss_paper.engine.reproduction import Reproduction
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.implementations import recipe as shared

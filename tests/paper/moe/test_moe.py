@@ -9,8 +9,7 @@ import pytest
 from tests.paper.claim_tables import own, verdicts
 from tests.train.tiny_run import some_text
 from zloss_paper.engine.claims import HOLDS
-from zloss_paper.engine.recipe import Overrides
-from zloss_paper.engine.registry import find_recipe
+from zloss_paper.engine.recipe import Overrides, find_recipe
 from zloss_paper.engine.reproduction import Reproduction, reproduce, write_reproduction
 from zloss_paper.engine.workbench import Workbench
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,7 @@ from tests.laws.example_results import implementation_example
 from zloss.cli.main import COMMANDS
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
-from zloss_paper.engine.recipe import Overrides
-from zloss_paper.engine.registry import find_recipe
+from zloss_paper.engine.recipe import Overrides, find_recipe
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.reporting.checklist import ITEMS, Given, checklist, read_results
 
@@ -29,72 +27,66 @@ def audits(gpt2_folder: Path, neox_folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def status(*given: Given) -> dict[str, str]:
+def status(**results: Any) -> dict[str, str]:
+    """The status of every item for results by kind."""
+    given = [Given(f"{kind}.json", kind.replace("_", "-"), data) for kind, data in results.items()]
     return {id: covered for id, (covered, _) in checklist(given).items()}
 
 
-def test_an_audit_covers_the_checkpoint_side(audits: dict[str, dict[str, Any]]) -> None:
-    found = status(Given("report.json", "audit", audits["tied"]))
-    assert {found[name] for name in ("lambda_diag", "target", "tied", "p_z_999", "r_z", "tied_paths")} == {"covered"}
-    assert {found[name] for name in ("lambda_aux", "clip_rate", "source_error", "adam_v")} == {"not covered"}
-    assert found["top_k"] == "does not apply"
-    assert status(Given("report.json", "audit", audits["untied"]))["tied_paths"] == "does not apply"
-    # A number that is null is not covered.
-    data = copy.deepcopy(audits["tied"])
-    data["gradient"] = data["heads"]["raw"]["a_p_99"] = None
-    found = status(Given("report.json", "audit", data))
-    assert (found["r_z"], found["a_p_99"], found["p_z_999"]) == ("not covered", "not covered", "covered")
+METRICS = {"clip_rate": 0.0, "grad_norm_p99": 2.0, "adam_v_max": 1e-3}
+OTHERS = {
+    "comparison": {"methods": [{"method": "standard", "coef": 1e-4, "metrics": METRICS}], "quality": {}},
+    "loss_audit": {"identified": {"coef": 1e-4, "coordinate": "raw"}, "source": {"delta_src": 0.1, "cosine": None}},
+}
+ROUTER = {"coef": 1e-3, "convention": "megatron", "top_k": 2, "load_cv": None}
+APPLIED = {**ROUTER, "applied": {"coef": 1e-3, "relative": 0.5, "absolute_per_layer": [1e-6]}}
+COMPARED = {"comparison": {"router": {"conventions": [], "top_k": 2, "decisions": 512}, "methods": []}}
 
 
-def test_other_results_fill_what_an_audit_cannot(audits: dict[str, dict[str, Any]]) -> None:
-    metrics = {"clip_rate": 0.0, "grad_norm_p99": 2.0, "adam_v_max": 1e-3}
-    comparison = {"methods": [{"method": "standard", "coef": 1e-4, "metrics": metrics}], "quality": {}}
-    loss = {"identified": {"coef": 1e-4, "coordinate": "raw"}, "source": {"delta_src": 0.1, "cosine": None}}
-    found = status(
-        Given("report.json", "audit", audits["tied"]),
-        Given("comparison.json", "comparison", comparison),
-        Given("loss.json", "loss-audit", loss),
-    )
-    for name in ("clip_rate", "grad_norm", "adam_v", "lambda_aux", "source_error", "auxiliary_coordinate"):
-        assert found[name] == "covered", name
-    assert found["source_cosine"] == "not covered"
+@pytest.mark.parametrize(
+    ("model", "changes", "others", "covered", "not_covered", "outside"),
+    [
+        pytest.param("tied", {}, {}, "lambda_diag target tied p_z_999 r_z tied_paths",
+                     "lambda_aux clip_rate source_error adam_v", "top_k", id="the checkpoint side"),
+        pytest.param("untied", {}, {}, "", "", "tied_paths", id="an untied head has no paths"),
+        pytest.param("tied", {"gradient": None}, {}, "p_z_999", "r_z", "", id="null is not covered"),
+        pytest.param("tied", {}, OTHERS, "clip_rate grad_norm adam_v lambda_aux source_error auxiliary_coordinate",
+                     "source_cosine", "", id="other results fill what an audit cannot"),
+        # The coefficient and convention that an audit diagnoses with are its own defaults.
+        pytest.param("tied", {"router": ROUTER}, {}, "top_k",
+                     "load_cv capacity lambda_r reduction absolute relative", "", id="defaults of an audit"),
+        pytest.param("tied", {"router": APPLIED}, {}, "lambda_r absolute relative", "", "", id="a measured router loss"),
+        pytest.param("tied", {}, COMPARED, "top_k denominator", "", "", id="a comparison of router losses"),
+    ],
+)  # fmt: skip
+def test_what_an_audit_and_other_results_cover(
+    audits: dict[str, dict[str, Any]], model: str, changes: dict[str, Any], others: dict[str, Any], covered: str,
+    not_covered: str, outside: str,
+) -> None:  # fmt: skip
+    found = status(audit={**audits[model], **changes}, **others)
+    expected = {"covered": covered, "not covered": not_covered, "does not apply": outside}
+    for wanted, names in expected.items():
+        assert {name: found[name] for name in names.split()} == dict.fromkeys(names.split(), wanted)
 
 
-def test_a_router_section_makes_the_router_items_apply(audits: dict[str, dict[str, Any]]) -> None:
-    data = {**audits["tied"], "router": {"coef": 1e-3, "convention": "megatron", "top_k": 2, "load_cv": None}}
-    found = status(Given("report.json", "audit", data))
-    assert found["top_k"] == "covered"
-    assert found["load_cv"] == found["capacity"] == "not covered"
-    # The coefficient and convention that an audit diagnoses with are its own defaults.
-    assert found["lambda_r"] == found["reduction"] == found["absolute"] == found["relative"] == "not covered"
-    applied = {"coef": 1e-3, "relative": 0.5, "absolute_per_layer": [1e-6]}
-    measured = {**data, "router": {**data["router"], "applied": applied}}
-    found = status(Given("report.json", "audit", measured))
-    assert found["lambda_r"] == found["absolute"] == found["relative"] == "covered"
-
-
-def test_a_run_with_experts_covers_its_router_loss(audits: dict[str, dict[str, Any]]) -> None:
+def test_a_run_with_experts_covers_its_router_loss() -> None:
     run = {"dropped_routes": 0.0, "over_capacity": 0.1, "s_rel": 1.0, "router_absolute": 1e-6, "entropy": 1.6,
            "load_cv": 0.3, "router_correction_norm": 1e-3, "router": {"coef": 1e-3, "convention": "megatron"}}  # fmt: skip
-    found = status(Given("metrics.json", "metrics", run))
     router = {item.id for item in ITEMS if item.scope == "router"}
+    found = status(metrics=run)
     assert {name for name in router if found[name] != "covered"} == {"top_k", "denominator"}
-    stated = {**run, "router": {"coef": 1e-3, "convention": "megatron", "top_k": 2, "decisions": 512}}
-    found = status(Given("metrics.json", "metrics", stated))
+    found = status(metrics={**run, "router": {"coef": 1e-3, "convention": "megatron", "top_k": 2, "decisions": 512}})
     assert {found[name] for name in router} == {"covered"}
-    compared = {"router": {"conventions": [], "top_k": 2, "decisions": 512}, "methods": []}
-    found = status(Given("comparison.json", "comparison", compared))
-    assert found["top_k"] == found["denominator"] == "covered"
 
 
 def test_an_implementation_audit_covers_the_backward_source(report: AuditReport) -> None:
     audit = implementation_example(report)
-    found = status(Given("implementation_audit.json", "implementation-audit", audit.to_dict()))
+    found = status(implementation_audit=audit.to_dict())
     covered = "forward_error total_error source_error source_cosine total_cosine corpus_logits update_error fp16_margin"
     assert {item.id for item in ITEMS if found[item.id] == "covered"} == set(covered.split())
     # A section that was not measured covers nothing.
     bare = replace(audit, updates=(), overflow=(), implementations=())
-    found = status(Given("implementation_audit.json", "implementation-audit", bare.to_dict()))
+    found = status(implementation_audit=bare.to_dict())
     assert {found[name] for name in ("update_error", "fp16_margin", "total_cosine")} == {"not covered"}
     assert found["corpus_logits"] == "covered"
 
@@ -113,6 +105,6 @@ def test_results_are_read_from_disk(audits: dict[str, dict[str, Any]], tmp_path:
     (run / "metrics.json").write_text(json.dumps({"clip_rate": 0.5}))
     given = read_results([str(tmp_path), str(run / "metrics.json")])
     assert [result.kind for result in given] == ["audit", "metrics"]
-    assert status(*given)["clip_rate"] == "covered"
+    assert checklist(given)["clip_rate"][0] == "covered"
     with pytest.raises(InputError, match="no file or folder"):
         read_results([str(tmp_path / "nothing")])

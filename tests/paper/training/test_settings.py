@@ -13,8 +13,7 @@ from zloss.results.run_config import TrainConfig
 from zloss.train.data import open_data, training_text
 from zloss.train.start import train_tokenizer
 from zloss_paper.engine.inputs import METHODS, MODEL_IDS, RAW_METHODS
-from zloss_paper.engine.recipe import Overrides
-from zloss_paper.engine.registry import find_recipe
+from zloss_paper.engine.recipe import Overrides, find_recipe
 from zloss_paper.engine.table import paper_table
 from zloss_paper.training.low_coefficient import FINETUNE, MEDIUM_LONG
 from zloss_paper.training.settings import CPU, SMOKE, Scale, TrainingTableConfig, base_config, small_config, split

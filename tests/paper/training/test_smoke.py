@@ -15,8 +15,7 @@ from tests.paper.claim_tables import DESCRIBED, TABLES, TRAINING, verdict, verdi
 from zloss.results.reproduction import NOT_JUDGED
 from zloss_paper.engine.claims import FAILS, OPEN
 from zloss_paper.engine.inputs import METHODS
-from zloss_paper.engine.recipe import Overrides
-from zloss_paper.engine.registry import find_recipe
+from zloss_paper.engine.recipe import Overrides, find_recipe
 from zloss_paper.engine.reproduction import Reproduction, rejudge, reproduce, write_reproduction
 from zloss_paper.engine.table import Table
 from zloss_paper.engine.workbench import Workbench
@@ -132,7 +131,7 @@ def test_pages_tell_the_story_and_no_path_and_are_the_same_when_judged_again(smo
         assert len(drawn) == (label in ("tab:stress_diag", "tab:fineweb_noclip_stress", "tab:fineweb_update_outlier"))
         again = rejudge(tmp_path, result.recipe)
         for claim in result.recipe.claims:
-            assert claim.check(again.table) == claim.check(result.table), (label, claim.id)
+            assert claim.judge(again.table) == claim.judge(result.table), (label, claim.id)
         assert again.record.to_dict() == result.record.to_dict()
         assert write_reproduction(tmp_path, again) == written
         assert written[1].read_text(encoding="utf-8") == page
