@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.audit.loss.further import LOG_V, Case, right, some, valid_of
+from tests.audit.loss.further import Case, right, some
+from tests.audit.loss.zoo import LOG_V, valid_of
 
 BETA = 1e-2
 

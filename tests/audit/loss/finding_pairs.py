@@ -16,11 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.audit.loss import faulty, zoo
-from tests.audit.loss.faulty import COEF, EXPECT, IGNORE, VALID_VOCAB, correct, cross_entropy, mean_valid, z_part
-from tests.audit.loss.unseen import fused_gradient, wide
-from tests.audit.loss.zoo import by_hand, gradient_of
-
-Loss = Callable[..., Any]
+from tests.audit.loss.faulty import COEF, EXPECT, VALID_VOCAB, correct, straight_through
+from tests.audit.loss.zoo import (
+    IGNORE,
+    Loss,
+    by_hand,
+    ce,
+    fused_gradient,
+    gradient_of,
+    mean,
+    of,
+    wide,
+    zl,
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,7 @@ def log_z(z: Tensor) -> Tensor:
 
 def with_penalty(rows: Callable[[Tensor], Tensor]) -> Loss:
     """CE plus λ times the mean of `rows(logits)` over valid tokens."""
-    return lambda z, y: cross_entropy(z, y) + COEF * mean_valid(rows(z), y)
+    return lambda z, y: ce(z, y) + COEF * mean(rows(z), y)
 
 
 # Near misses, in the order of `PAIRS`.
@@ -61,11 +69,7 @@ def with_penalty(rows: Callable[[Tensor], Tensor]) -> Loss:
 
 def detached_maximum_restored(z: Tensor, y: Tensor) -> Tensor:
     top = z.amax(-1).detach()
-    return cross_entropy(z, y) + COEF * mean_valid((log_z(z - top[:, None]) + top) ** 2, y)
-
-
-def straight_through_once(z: Tensor, y: Tensor) -> Tensor:
-    return correct(z.detach() + 1.0 * (z - z.detach()), y)
+    return ce(z, y) + COEF * mean((log_z(z - top[:, None]) + top) ** 2, y)
 
 
 def means_of_a_checked_batch(z: Tensor, y: Tensor) -> Tensor:
@@ -82,15 +86,11 @@ def both_over_count_of_all(z: Tensor, y: Tensor) -> Tensor:
 
 def maximum_restored(z: Tensor, y: Tensor) -> Tensor:
     top = z.max(dim=-1, keepdim=True).values
-    return cross_entropy(z, y) + COEF * mean_valid((log_z(z - top) + top.squeeze(-1)) ** 2, y)
+    return ce(z, y) + COEF * mean((log_z(z - top) + top.squeeze(-1)) ** 2, y)
 
 
 def with_none_as_default(coef: float | None) -> Loss:
-    return lambda z, y: cross_entropy(z, y) + z_part(z, y, 1e-4 if coef is None else coef)
-
-
-def two_halves(z: Tensor, y: Tensor) -> Tensor:
-    return cross_entropy(z, y) + z_part(z, y, COEF / 2) + z_part(z, y, COEF / 2)
+    return lambda z, y: ce(z, y) + zl(z, y, 1e-4 if coef is None else coef)
 
 
 def overwrites_a_clone(z: Tensor, y: Tensor) -> Tensor:
@@ -101,18 +101,10 @@ def overwrites_a_clone(z: Tensor, y: Tensor) -> Tensor:
     return loss
 
 
-def reported_in_fp32(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    return correct(wide(z), y), z_part(wide(z), y).detach()
-
-
 def marked_reported_z(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """As `faulty.silent_reported_z`, but the second output has no gradient."""
     value, grad = gradient_of(lambda x, y: correct(wide(x), y), z, y)
-    return by_hand(value, lambda upstream: (upstream * grad,), z), z_part(wide(z), y).detach()
-
-
-def reports_z_without_coefficient(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    return correct(wide(z), y), z_part(wide(z), y).detach() / COEF
+    return by_hand(value, lambda upstream: (upstream * grad,), z), zl(wide(z), y).detach()
 
 
 def per_token_own_upstream(z: Tensor, y: Tensor) -> Tensor:
@@ -123,7 +115,7 @@ def per_token_own_upstream(z: Tensor, y: Tensor) -> Tensor:
 
 def probabilities_in_the_log(z: Tensor, y: Tensor) -> dict[str, Any]:
     confidence = torch.softmax(z, -1).amax(-1).mean()
-    return {"loss": cross_entropy(z, y) + z_part(z, y), "confidence": float(confidence.detach())}
+    return {"loss": ce(z, y) + zl(z, y), "confidence": float(confidence.detach())}
 
 
 def shifted_exponential(z: Tensor) -> Tensor:
@@ -149,7 +141,7 @@ def tail_counted_once(z: Tensor, y: Tensor) -> Tensor:
     blocks = [z[:, :block]]
     if z.shape[-1] > block:
         blocks.append(z[:, block:])
-    return cross_entropy(z, y) + z_part(torch.cat(blocks, -1), y)
+    return ce(z, y) + zl(torch.cat(blocks, -1), y)
 
 
 def rolled_with_mask(z: Tensor, y: Tensor) -> Tensor:
@@ -162,27 +154,19 @@ def parts(*, added: bool) -> Loss:
     """`loss` contains the Z, or leaves it to the caller."""
 
     def loss(z: Tensor, y: Tensor) -> dict[str, Tensor]:
-        ce, penalty = cross_entropy(wide(z), y), z_part(wide(z), y)
-        return {"loss": ce + penalty, "z_loss": penalty.detach()} if added else {"loss": ce, "z_loss": penalty}
+        nats, part = ce(wide(z), y), zl(wide(z), y)
+        return {"loss": nats + part, "z_loss": part.detach()} if added else {"loss": nats, "z_loss": part}
 
     return loss
 
 
-def minus_a_negative(z: Tensor, y: Tensor) -> Tensor:
-    return cross_entropy(z, y) - z_part(z, y, -COEF)
-
-
 def z_over_masked_tokens(z: Tensor, y: Tensor) -> Tensor:
     valid = y != IGNORE
-    return cross_entropy(z, y) + COEF * torch.where(valid, log_z(z).square(), 0.0).sum() / valid.sum().clamp(min=1)
+    return ce(z, y) + COEF * torch.where(valid, log_z(z).square(), 0.0).sum() / valid.sum().clamp(min=1)
 
 
 def around(c: float) -> Loss:
-    return lambda z, y: cross_entropy(z, y) + z_part(z, y, c=c)
-
-
-def dropout_in_evaluation(z: Tensor, y: Tensor) -> Tensor:
-    return correct(F.dropout(z, 0.1, training=False), y)
+    return lambda z, y: ce(z, y) + zl(z, y, c=c)
 
 
 PAIRS: dict[str, Pair] = {
@@ -201,7 +185,7 @@ PAIRS: dict[str, Pair] = {
         also=frozenset({"forward_backward_mismatch"}),
     ),
     "forward_backward_mismatch": Pair(
-        faulty.straight_through_factor, straight_through_once, "half the gradient of the value", "its whole gradient"
+        of(straight_through(0.5)), of(straight_through(1.0)), "half the gradient of the value", "its whole gradient"
     ),
     "all_ignored_nonfinite": Pair(
         faulty.zero_over_zero, means_of_a_checked_batch, "0/0 without valid tokens", "an empty batch is caught first"
@@ -225,11 +209,18 @@ PAIRS: dict[str, Pair] = {
         {"off": with_none_as_default(0.0)},
     ),
     "counted_twice": Pair(
-        faulty.z_added_again, two_halves, "Z is added twice", "half of λ is added twice", {"expect": EXPECT}
+        faulty.z_added_again,
+        lambda z, y: ce(z, y) + zl(z, y, COEF / 2) + zl(z, y, COEF / 2),
+        "Z is added twice",
+        "half of λ is added twice",
+        {"expect": EXPECT},
     ),
     "overwrites_input": Pair(faulty.overwrites, overwrites_a_clone, "changes the logits", "changes a clone"),
     "reported_z_dtype": Pair(
-        faulty.reported_in_input_dtype, reported_in_fp32, "bf16 logits get a Z in bf16", "the reported Z is fp32"
+        faulty.reported_in_input_dtype,
+        lambda z, y: (correct(wide(z), y), zl(wide(z), y).detach()),
+        "bf16 logits get a Z in bf16",
+        "the reported Z is fp32",
     ),
     "reported_z_no_gradient": Pair(
         faulty.silent_reported_z,
@@ -240,7 +231,7 @@ PAIRS: dict[str, Pair] = {
     ),
     "reported_z_value": Pair(
         faulty.logs_a_layer_mean,
-        reports_z_without_coefficient,
+        lambda z, y: (correct(wide(z), y), zl(wide(z), y).detach() / COEF),
         "a sixteenth of the trained Z",
         "the trained Z over λ, as is common in logs",
         also=frozenset({"reported_z_dtype"}),
@@ -295,7 +286,9 @@ PAIRS: dict[str, Pair] = {
     "returned_values": Pair(
         parts(added=False), parts(added=True), "`loss` is CE, and `z_loss` has a gradient", "`loss` contains the Z"
     ),
-    "negative_coefficient": Pair(faulty.wrong_sign, minus_a_negative, "CE − λ log² Z", "CE − (−λ) log² Z"),
+    "negative_coefficient": Pair(
+        faulty.wrong_sign, lambda z, y: ce(z, y) - zl(z, y, -COEF), "CE − λ log² Z", "CE − (−λ) log² Z"
+    ),
     "ignored_tokens_leak": Pair(
         faulty.z_over_all_tokens,
         z_over_masked_tokens,
@@ -312,6 +305,9 @@ PAIRS: dict[str, Pair] = {
         trains=around(3.0),
     ),
     "not_repeatable": Pair(
-        faulty.dropout, dropout_in_evaluation, "dropout on the logits", "dropout that is switched off"
+        faulty.dropout,
+        lambda z, y: correct(F.dropout(z, 0.1, training=False), y),
+        "dropout on the logits",
+        "dropout that is switched off",
     ),
 }

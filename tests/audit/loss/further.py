@@ -19,7 +19,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.audit.loss.zoo import IGNORE, LAMBDA, by_hand, count_of, gradient_of, lse, valid_of
+from tests.audit.loss.zoo import (
+    IGNORE,
+    LAMBDA,
+    LOG_V,
+    by_hand,
+    ce,
+    ce_sum,
+    count_of,
+    fp32,
+    fused_gradient,
+    gradient_of,
+    lse,
+    mean,
+    pick,
+    plain,
+    total,
+    valid_of,
+    zl,
+)
 from zloss.results.loss_audit import LossAudit
 
 PROBE_VOCAB = 96
@@ -102,29 +120,6 @@ def some(*ids: str) -> frozenset[str]:
     return frozenset(ids)
 
 
-# Building blocks.
-
-
-def ce_sum(z: Tensor, y: Tensor, **options: Any) -> Tensor:
-    return F.cross_entropy(z, y, ignore_index=IGNORE, reduction="sum", **options)
-
-
-def ce_mean(z: Tensor, y: Tensor) -> Tensor:
-    return ce_sum(z, y) / count_of(y)
-
-
-def mean_valid(rows: Tensor, y: Tensor) -> Tensor:
-    return torch.where(valid_of(y), rows, 0.0).sum() / count_of(y)
-
-
-def plain(z: Tensor, y: Tensor, coef: float = LAMBDA, c: float = 0.0) -> Tensor:
-    return ce_mean(z, y) + coef * mean_valid((lse(z) - c) ** 2, y)
-
-
-def pick(z: Tensor, y: Tensor) -> Tensor:
-    return z.gather(-1, y.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-
-
 # Right losses in unusual code.
 
 
@@ -158,38 +153,27 @@ def levanter(z: Tensor, y: Tensor) -> Tensor:
 
 
 def fused_by_hand(z: Tensor, y: Tensor) -> Tensor:
-    """The gradient (1 + 2λ(log Z − c)) p − y is formed in backward; everything follows the dtype of the logits."""
-    x, coef, c = z.detach(), 3e-4, 2.5
-    log_z = lse(x)
-
-    def backward(upstream: Tensor) -> tuple[Tensor]:
-        grad = torch.exp(x - log_z[:, None]) * (1 + 2 * coef * (log_z - c))[:, None]
-        grad[torch.arange(len(y)), y.clamp(min=0)] -= 1
-        return (upstream * torch.where(valid_of(y)[:, None], grad, 0.0) / count_of(y),)
-
-    return by_hand(mean_valid(log_z - pick(x, y) + coef * (log_z - c) ** 2, y), backward, z)
+    """The gradient (1 + 2λ(log Z − c)) p − y is formed by hand; everything follows the dtype of the logits."""
+    grad = fused_gradient(z.detach(), y, 3e-4, 2.5) / count_of(y)
+    return by_hand(plain(z.detach(), y, 3e-4, 2.5), lambda upstream: (upstream * grad,), z)
 
 
 def online_over_vocabulary(z: Tensor, y: Tensor) -> Tensor:
     """Running maximum and sum over blocks of 1,000 columns."""
     blocks = z.split(1000, -1)
     top = blocks[0].amax(-1)
-    total = torch.exp(blocks[0] - top[:, None]).sum(-1)
+    summed = torch.exp(blocks[0] - top[:, None]).sum(-1)
     for block in blocks[1:]:
         new = torch.maximum(top, block.amax(-1))
-        total = total * torch.exp(top - new) + torch.exp(block - new[:, None]).sum(-1)
+        summed = summed * torch.exp(top - new) + torch.exp(block - new[:, None]).sum(-1)
         top = new
-    log_z = top + total.log()
-    return mean_valid(log_z - pick(z, y) + LAMBDA * log_z.square(), y)
+    log_z = top + summed.log()
+    return mean(log_z - pick(z, y) + LAMBDA * log_z.square(), y)
 
 
 def checkpointed(z: Tensor, y: Tensor) -> Tensor:
     """Blocks of 48 tokens, recomputed in backward."""
-
-    def block(a: Tensor, b: Tensor) -> Tensor:
-        return ce_sum(a, b) + LAMBDA * torch.where(valid_of(b), lse(a), 0.0).square().sum()
-
-    parts = [checkpoint(block, a, b, use_reentrant=False) for a, b in zip(z.split(48), y.split(48), strict=True)]
+    parts = [checkpoint(total, a, b, use_reentrant=False) for a, b in zip(z.split(48), y.split(48), strict=True)]
     return torch.stack(parts).sum() / count_of(y)
 
 
@@ -201,8 +185,8 @@ class LossParts(NamedTuple):
 
 
 def returns_namedtuple(z: Tensor, y: Tensor) -> LossParts:
-    ce, penalty = ce_mean(z, y), LAMBDA * mean_valid(lse(z) ** 2, y)
-    return LossParts(ce + penalty, ce.detach(), penalty.detach(), valid_of(y).sum())
+    nats, penalty = ce(z, y), zl(z, y)
+    return LossParts(nats + penalty, nats.detach(), penalty.detach(), valid_of(y).sum())
 
 
 @dataclass
@@ -217,13 +201,9 @@ class LossRecord:
         return self.ce + self.auxiliary
 
 
-def returns_dataclass(z: Tensor, y: Tensor) -> LossRecord:
-    return LossRecord(ce_mean(z, y), LAMBDA * mean_valid(lse(z) ** 2, y))
-
-
 def lightning_step(z: Tensor, y: Tensor) -> dict[str, Any]:
-    ce, penalty = ce_mean(z, y), LAMBDA * mean_valid(lse(z) ** 2, y)
-    return {"loss": ce + penalty, "log": {"train/ce": ce.item(), "train/z": penalty.item()}, "batch_size": len(y)}
+    nats, penalty = ce(z, y), zl(z, y)
+    return {"loss": nats + penalty, "log": {"train/ce": nats.item(), "train/z": penalty.item()}, "batch_size": len(y)}
 
 
 def nanogpt(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -238,29 +218,23 @@ def accumulated(z: Tensor, y: Tensor) -> Tensor:
     return plain(z, y) / 8
 
 
-def times_world_size(z: Tensor, y: Tensor) -> Tensor:
-    """DDP averages gradients, so code that normalises globally multiplies by the world size."""
-    return 4 * plain(z, y, 1e-4)
-
-
 def torchtitan(z: Tensor, y: Tensor) -> Tensor:
     """Sums in fp32, divided by a fixed number of tokens per step."""
     z = z.flatten(0, -2).float()
     y = y.flatten()
-    penalty = z.logsumexp(-1).square().masked_fill(~valid_of(y), 0.0).sum()
-    return (ce_sum(z, y) + LAMBDA * penalty) / 256
+    return total(z, y) / 256
 
 
 def log_z_from_nll(z: Tensor, y: Tensor) -> Tensor:
     """log Z = nll + z_y, so no second pass over the vocabulary is made."""
     nll = F.cross_entropy(z, y.clamp(min=0), reduction="none")
-    return mean_valid(nll + LAMBDA * (nll + pick(z, y)) ** 2, y)
+    return mean(nll + LAMBDA * (nll + pick(z, y)) ** 2, y)
 
 
 def log_z_from_log_softmax(z: Tensor, y: Tensor) -> Tensor:
     """log Z is the mean of z − log softmax(z) over the classes."""
     logp = F.log_softmax(z, -1)
-    return F.nll_loss(logp, y, ignore_index=IGNORE, reduction="sum") / count_of(y) + LAMBDA * mean_valid(
+    return F.nll_loss(logp, y, ignore_index=IGNORE, reduction="sum") / count_of(y) + LAMBDA * mean(
         (z - logp).mean(-1) ** 2, y
     )
 
@@ -300,7 +274,7 @@ def in_place_on_clone(z: Tensor, y: Tensor) -> Tensor:
     predicted = pick(work, y)
     log_sum = work.exp().sum(-1).log()
     log_z = log_sum + top.squeeze(-1)
-    return mean_valid(log_sum - predicted + LAMBDA * log_z**2, y)
+    return mean(log_sum - predicted + LAMBDA * log_z**2, y)
 
 
 def loss_mask(z: Tensor, y: Tensor) -> Tensor:
@@ -313,7 +287,7 @@ def loss_mask(z: Tensor, y: Tensor) -> Tensor:
 def in_bits(z: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy and log₂ Z both in bits."""
     bits = lse(z) / math.log(2)
-    return ce_mean(z, y) / math.log(2) + LAMBDA * mean_valid(bits**2, y)
+    return ce(z, y) / math.log(2) + LAMBDA * mean(bits**2, y)
 
 
 def sum_of_sequence_means(z: Tensor, y: Tensor) -> Tensor:
@@ -343,12 +317,7 @@ def centered_by_einsum(z: Tensor, y: Tensor) -> Tensor:
     """log Z − μ − log V: the relative part of a factorized penalty, with μ as a weighted sum."""
     weights = z.new_full((z.shape[-1],), 1.0 / z.shape[-1])
     relative = lse(z) - torch.einsum("tv,v->t", z, weights)
-    return ce_mean(z, y) + LAMBDA * mean_valid((relative - math.log(z.shape[-1])) ** 2, y)
-
-
-def centered_head(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """The head is centered over its rows, so log Z is that of centered logits."""
-    return plain(F.linear(hidden, weight - weight.mean(0, keepdim=True)), target)
+    return ce(z, y) + LAMBDA * mean((relative - math.log(z.shape[-1])) ** 2, y)
 
 
 def tiled_linear(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
@@ -370,7 +339,7 @@ def tiled_linear(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 def expanded_square(z: Tensor, y: Tensor) -> Tensor:
     log_z, c = lse(z), 3.0
-    return ce_mean(z, y) + LAMBDA * mean_valid(log_z * log_z - 2 * c * log_z + c * c, y)
+    return ce(z, y) + LAMBDA * mean(log_z * log_z - 2 * c * log_z + c * c, y)
 
 
 def by_kl_div(z: Tensor, y: Tensor) -> Tensor:
@@ -415,18 +384,13 @@ def both_over_all(z: Tensor, y: Tensor) -> Tensor:
 def clips_token_losses(z: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of one token is capped at 10 nat; the penalty is not."""
     rows = F.cross_entropy(z, y.clamp(min=0), reduction="none").clamp(max=10.0)
-    return mean_valid(rows + LAMBDA * lse(z) ** 2, y)
+    return mean(rows + LAMBDA * lse(z) ** 2, y)
 
 
 def upcasts_only_16_bits(z: Tensor, y: Tensor) -> Tensor:
     if z.dtype in (torch.bfloat16, torch.float16):
         z = z.float()
     return plain(z, y)
-
-
-def two_penalties(z: Tensor, y: Tensor) -> Tensor:
-    """λ₁ log² Z + λ₂ (log Z − 6)² is λ (log Z − c)² with λ = λ₁ + λ₂, c = 6 λ₂/λ, up to a constant."""
-    return ce_mean(z, y) + mean_valid(1e-3 * lse(z) ** 2 + 2e-3 * (lse(z) - 6) ** 2, y)
 
 
 # Wrong and odd losses.
@@ -442,50 +406,26 @@ def olmo_mean(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def wrong_axis(z: Tensor, y: Tensor) -> Tensor:
     """logsumexp(dim=1) of [B, S, V] runs over the positions."""
     batch = z.reshape(1, -1, z.shape[-1])
-    return ce_mean(z, y) + LAMBDA * torch.logsumexp(batch, dim=1).square().mean()
-
-
-def dead_zone(z: Tensor, y: Tensor) -> Tensor:
-    """No penalty while log Z is within 4 of 5."""
-    return ce_mean(z, y) + LAMBDA * mean_valid(F.relu((lse(z) - 5).abs() - 4) ** 2, y)
-
-
-def log_of_square(z: Tensor, y: Tensor) -> Tensor:
-    """A saturating penalty: log(1 + log² Z)."""
-    return ce_mean(z, y) + LAMBDA * mean_valid(torch.log1p(lse(z) ** 2), y)
-
-
-def squares_the_coefficient(z: Tensor, y: Tensor) -> Tensor:
-    return ce_mean(z, y) + mean_valid((LAMBDA * lse(z)) ** 2, y)
-
-
-def divides_twice(z: Tensor, y: Tensor) -> Tensor:
-    """A mean that is divided by the count once more."""
-    return ce_mean(z, y) + LAMBDA * mean_valid(lse(z) ** 2, y) / count_of(y)
+    return ce(z, y) + LAMBDA * torch.logsumexp(batch, dim=1).square().mean()
 
 
 def smooths_ignored_tokens(z: Tensor, y: Tensor) -> Tensor:
     """The uniform part of a hand-written label smoothing has no mask."""
     uniform = -F.log_softmax(z, -1).mean(-1).mean()
-    return 0.9 * ce_mean(z, y) + 0.1 * uniform + LAMBDA * mean_valid(lse(z) ** 2, y)
+    return 0.9 * ce(z, y) + 0.1 * uniform + zl(z, y)
 
 
 def off_by_one_softmax_in_z(z: Tensor, y: Tensor) -> Tensor:
     """A lane of zeros ("attention sink") is appended before log Z only."""
     padded = F.pad(z, (0, 1))
-    return ce_mean(z, y) + LAMBDA * mean_valid(lse(padded) ** 2, y)
-
-
-def pads_vocabulary_with_zeros(z: Tensor, y: Tensor) -> Tensor:
-    """The vocabulary is padded to a multiple of 64 with logits of 0, which all enter the softmax."""
-    return plain(F.pad(z, (0, -z.shape[-1] % 64)), y)
+    return ce(z, y) + LAMBDA * mean(lse(padded) ** 2, y)
 
 
 def epsilon_in_the_logarithm(z: Tensor, y: Tensor) -> Tensor:
     """log(Σ + 1e-6) after the shift: λ and c are right to about one part in a million."""
     top = z.amax(-1, keepdim=True)
     log_z = torch.log(torch.exp(z - top).sum(-1) + 1e-6) + top.squeeze(-1)
-    return ce_mean(z, y) + LAMBDA * mean_valid(log_z**2, y)
+    return ce(z, y) + LAMBDA * mean(log_z**2, y)
 
 
 def counts_in_bf16(z: Tensor, y: Tensor) -> Tensor:
@@ -494,19 +434,10 @@ def counts_in_bf16(z: Tensor, y: Tensor) -> Tensor:
     return (ce_sum(z, y) + LAMBDA * lse(z)[valid_of(y)].square().sum()) / n
 
 
-def z_of_mean_logits(z: Tensor, y: Tensor) -> Tensor:
-    """log Z of the logits averaged over the batch."""
-    return ce_mean(z, y) + LAMBDA * lse(z.mean(0)).square()
-
-
 def reassigned_to_log_probabilities(z: Tensor, y: Tensor) -> Tensor:
     """`logits` has been overwritten by log-probabilities further up, whose log Z is 0."""
     z = F.log_softmax(z, -1)
-    return F.nll_loss(z, y, ignore_index=IGNORE, reduction="sum") / count_of(y) + LAMBDA * mean_valid(lse(z) ** 2, y)
-
-
-def z_as_item(z: Tensor, y: Tensor) -> Tensor:
-    return ce_mean(z, y) + LAMBDA * mean_valid(lse(z) ** 2, y).item()
+    return F.nll_loss(z, y, ignore_index=IGNORE, reduction="sum") / count_of(y) + zl(z, y)
 
 
 class NormalisedByAverage:
@@ -516,53 +447,40 @@ class NormalisedByAverage:
         self.average = 100.0
 
     def __call__(self, z: Tensor, y: Tensor) -> Tensor:
-        penalty = mean_valid(lse(z) ** 2, y)
+        penalty = mean(lse(z) ** 2, y)
         self.average = 0.9 * self.average + 0.1 * float(penalty.detach())
-        return ce_mean(z, y) + LAMBDA * penalty / max(self.average, 1e-6)
+        return ce(z, y) + LAMBDA * penalty / max(self.average, 1e-6)
 
 
 def share_of_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
     """The penalty is rescaled to 1 % of cross-entropy, through detached values."""
-    ce, penalty = ce_mean(z, y), mean_valid(lse(z) ** 2, y)
-    return ce + 0.01 * penalty * (ce / penalty.clamp(min=1e-9)).detach()
+    nats, penalty = ce(z, y), zl(z, y, 1.0)
+    return nats + 0.01 * penalty * (nats / penalty.clamp(min=1e-9)).detach()
 
 
 def masks_the_logits(z: Tensor, y: Tensor) -> Tensor:
     """Ignored rows are set to zero instead of left out: each adds (log V)² to the value and 1 to the divisor of Z."""
     masked = torch.where(valid_of(y)[:, None], z, 0.0)
-    return ce_mean(z, y) + LAMBDA * lse(masked).square().mean()
+    return ce(z, y) + LAMBDA * lse(masked).square().mean()
 
 
 def mask_of_another_pad(z: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy ignores −100; the mask of Z drops class 0 as well."""
     on = y > 0
-    return ce_mean(z, y) + LAMBDA * lse(z)[on].square().sum() / on.sum().clamp(min=1)
-
-
-def mask_not_shifted(z: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy shifts labels; Z runs over all rows with the mask of the unshifted ones."""
-    return ce_mean(z[..., :-1, :], y[..., 1:]) + LAMBDA * mean_valid(lse(z) ** 2, y)
-
-
-def accumulation_divides_ce_only(z: Tensor, y: Tensor) -> Tensor:
-    return ce_mean(z, y) / 8 + 1e-4 * mean_valid(lse(z) ** 2, y)
+    return ce(z, y) + LAMBDA * lse(z)[on].square().sum() / on.sum().clamp(min=1)
 
 
 def z_per_sequence(z: Tensor, y: Tensor) -> Tensor:
     """Z is summed over the positions and averaged over the two sequences; cross-entropy is a token mean."""
     squares = torch.where(valid_of(y), lse(z) ** 2, 0.0).reshape(2, -1)
-    return ce_mean(z, y) + 1e-4 * squares.sum(1).mean()
+    return ce(z, y) + 1e-4 * squares.sum(1).mean()
 
 
 def shifted_by_hand(z: Tensor, y: Tensor) -> Tensor:
     """The fused Megatron forward with its log-sum taken before the maximum is added again."""
     work = z.detach() - z.detach().amax(-1, keepdim=True)
-    log_sum = lse(work)
-    grad = torch.exp(work - log_sum[:, None]) * (1 + 2 * LAMBDA * log_sum)[:, None]
-    grad[torch.arange(len(y)), y.clamp(min=0)] -= 1
-    grad = torch.where(valid_of(y)[:, None], grad, 0.0) / count_of(y)
-    value = mean_valid(log_sum - pick(work, y) + LAMBDA * log_sum**2, y)
-    return by_hand(value, lambda upstream: (upstream * grad,), z)
+    grad = fused_gradient(work, y, LAMBDA) / count_of(y)
+    return by_hand(plain(work, y), lambda upstream: (upstream * grad,), z)
 
 
 def backward_by_hand(slip: str) -> Callable[[Tensor, Tensor], Tensor]:
@@ -586,18 +504,8 @@ def backward_by_hand(slip: str) -> Callable[[Tensor, Tensor], Tensor]:
 
 def auto_scaled(z: Tensor, y: Tensor) -> Tensor:
     """Megatron's way for router losses: the value passes through, the auxiliary loss gets a gradient of 1."""
-    output, auxiliary = ce_mean(z, y), LAMBDA * mean_valid(lse(z) ** 2, y)
+    output, auxiliary = ce(z, y), zl(z, y)
     return by_hand(output.detach(), lambda upstream: (upstream, torch.ones_like(auxiliary)), output, auxiliary)
-
-
-def every_fourth_column(z: Tensor, y: Tensor) -> Tensor:
-    """log Z is estimated from every fourth class, plus log 4."""
-    return ce_mean(z, y) + LAMBDA * mean_valid((lse(z[:, ::4]) + math.log(4)) ** 2, y)
-
-
-def temperature_restored(z: Tensor, y: Tensor) -> Tensor:
-    """2·logsumexp(z/2) is not log Z."""
-    return ce_mean(z, y) + LAMBDA * mean_valid((2 * lse(z / 2)) ** 2, y)
 
 
 def autocast_product(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
@@ -610,66 +518,47 @@ def autocast_product(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 def squares_in_bf16(z: Tensor, y: Tensor) -> Tensor:
     """log Z is fine; its square is stored in bf16, and so is the gradient that comes back through it."""
     squares = (LAMBDA * lse(z) ** 2).bfloat16()
-    return ce_mean(z, y) + mean_valid(squares.to(z.dtype), y)
+    return ce(z, y) + mean(squares.to(z.dtype), y)
 
 
 def z_trains_hidden_only(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     """Z is taken of a detached head: it reaches the hidden states and not the weight."""
     log_z = lse(F.linear(hidden, weight.detach()))
-    return ce_mean(F.linear(hidden, weight), target) + LAMBDA * mean_valid(log_z**2, target)
+    return ce(F.linear(hidden, weight), target) + LAMBDA * mean(log_z**2, target)
 
 
 def z_trains_head_only(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     """Z is taken of detached hidden states: it reaches the weight and not the hidden states."""
     log_z = lse(F.linear(hidden.detach(), weight))
-    return ce_mean(F.linear(hidden, weight), target) + LAMBDA * mean_valid(log_z**2, target)
+    return ce(F.linear(hidden, weight), target) + LAMBDA * mean(log_z**2, target)
 
 
 def confident_tokens_only(z: Tensor, y: Tensor) -> Tensor:
     """The penalty is on tokens whose largest probability exceeds 0.9."""
     with torch.no_grad():
         gate = (torch.softmax(z, -1).amax(-1) > 0.9).to(z.dtype)
-    return ce_mean(z, y) + LAMBDA * mean_valid(gate * lse(z) ** 2, y)
-
-
-def decimal_log_of_v(z: Tensor, y: Tensor) -> Tensor:
-    return plain(z, y, c=math.log10(z.shape[-1]))
-
-
-def log_of_the_batch(z: Tensor, y: Tensor) -> Tensor:
-    """c = log of the wrong axis: the number of tokens."""
-    return plain(z, y, c=math.log(z.shape[0]))
+    return ce(z, y) + LAMBDA * mean(gate * lse(z) ** 2, y)
 
 
 def sequence_ce_token_z(z: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy is a mean of two sequence means, Z a token mean."""
     keep = valid_of(y).reshape(2, -1)
     rows = F.cross_entropy(z, y, ignore_index=IGNORE, reduction="none").reshape(2, -1)
-    return (rows.sum(1) / keep.sum(1).clamp(min=1)).mean() + LAMBDA * mean_valid(lse(z) ** 2, y)
-
-
-def logs_z_over_all(z: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """What is trained is right; what is logged is the mean over ignored tokens too."""
-    return {"loss": plain(z, y), "z_loss": LAMBDA * lse(z).square().mean().detach()}
-
-
-def parts_in_a_dict(z: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """`loss` is cross-entropy alone; the trainer adds every `*_loss`."""
-    return {"loss": ce_mean(z, y), "z_loss": LAMBDA * mean_valid(lse(z) ** 2, y)}
+    return (rows.sum(1) / keep.sum(1).clamp(min=1)).mean() + zl(z, y)
 
 
 def detached_focal_factor(z: Tensor, y: Tensor) -> Tensor:
     """(1 − p)² is a constant to autograd and weighs both parts."""
     rows = F.cross_entropy(z, y.clamp(min=0), reduction="none")
     factor = (1 - torch.exp(-rows)).square().detach()
-    return mean_valid(factor * (rows + LAMBDA * lse(z) ** 2), y)
+    return mean(factor * (rows + LAMBDA * lse(z) ** 2), y)
 
 
 def z_of_top_probability(z: Tensor, y: Tensor) -> Tensor:
     """The "partition function" of a generated snippet: log Z is formed by z_max − log p_max with p detached."""
     p = torch.softmax(z, -1).detach()
     log_z = z.amax(-1) - p.amax(-1).log()
-    return ce_mean(z, y) + LAMBDA * mean_valid(log_z**2, y)
+    return ce(z, y) + LAMBDA * mean(log_z**2, y)
 
 
 class StaleCount:
@@ -679,9 +568,8 @@ class StaleCount:
         self.n: int | None = None
 
     def __call__(self, z: Tensor, y: Tensor) -> Tensor:
-        if self.n is None:
-            self.n = int(count_of(y))
-        return (ce_sum(z, y) + LAMBDA * torch.where(valid_of(y), lse(z), 0.0).square().sum()) / self.n
+        self.n = self.n or int(count_of(y))
+        return total(z, y) / self.n
 
 
 class StaleMask:
@@ -692,31 +580,26 @@ class StaleMask:
 
     def __call__(self, z: Tensor, y: Tensor) -> Tensor:
         mask = self.masks.setdefault(len(y), valid_of(y))
-        return ce_mean(z, y) + LAMBDA * lse(z)[mask].square().sum() / mask.sum().clamp(min=1)
+        return ce(z, y) + LAMBDA * lse(z)[mask].square().sum() / mask.sum().clamp(min=1)
 
 
 def only_with_gradients(z: Tensor, y: Tensor) -> Tensor:
     """Evaluation reports cross-entropy alone."""
-    loss = ce_mean(z, y)
-    return loss + LAMBDA * mean_valid(lse(z) ** 2, y) if torch.is_grad_enabled() else loss
-
-
-def relative_to_log_v(z: Tensor, y: Tensor) -> Tensor:
-    """(log Z / log V)²: λ changes with the vocabulary."""
-    return ce_mean(z, y) + 0.02 * mean_valid((lse(z) / math.log(z.shape[-1])) ** 2, y)
+    loss = ce(z, y)
+    return loss + zl(z, y) if torch.is_grad_enabled() else loss
 
 
 def hardest_tokens(z: Tensor, y: Tensor) -> Tensor:
     """The penalty is on the quarter of the tokens with the largest log Z."""
     log_z = lse(z)[valid_of(y)]
     worst = log_z.topk(max(1, len(log_z) // 4)).values if len(log_z) else log_z
-    return ce_mean(z, y) + LAMBDA * worst.square().sum() / max(1, len(worst))
+    return ce(z, y) + LAMBDA * worst.square().sum() / max(1, len(worst))
 
 
 def around_its_own_mean(z: Tensor, y: Tensor) -> Tensor:
     """c is the detached batch mean. The gradient is that of the variance: the detached part sums to zero."""
-    center = mean_valid(lse(z), y).detach()
-    return ce_mean(z, y) + LAMBDA * mean_valid((lse(z) - center) ** 2, y)
+    center = mean(lse(z), y).detach()
+    return ce(z, y) + LAMBDA * mean((lse(z) - center) ** 2, y)
 
 
 def three_axes_per_sequence(z: Tensor, y: Tensor) -> Tensor:
@@ -755,7 +638,7 @@ def sequence_formula(z: Tensor, y: Tensor) -> Tensor:
 
 def smoothing_formula(z: Tensor, y: Tensor) -> Tensor:
     uniform = (lse(z) - z.mean(-1)).sum() / len(y)
-    return 0.9 * ce_mean(z, y) + 0.1 * uniform + LAMBDA * (lse(z)[valid_of(y)] ** 2).sum() / count_of(y)
+    return 0.9 * ce(z, y) + 0.1 * uniform + LAMBDA * (lse(z)[valid_of(y)] ** 2).sum() / count_of(y)
 
 
 def focal_formula(z: Tensor, y: Tensor) -> Tensor:
@@ -763,7 +646,6 @@ def focal_formula(z: Tensor, y: Tensor) -> Tensor:
     return weighted(z, y, factor, factor)
 
 
-LOG_V = math.log(PROBE_VOCAB)
 BELIEVED = {"expect": {"coef": LAMBDA, "target": 0.0}}
 MULTIPLIES = some("all_ignored_nonfinite")
 REPORTS = some("reported_z_dtype")
@@ -777,11 +659,15 @@ FURTHER: dict[str, Case] = {
     "online over the vocabulary": right(online_over_vocabulary, "the running maximum cancels"),
     "checkpointed": right(checkpointed, "recomputation changes nothing"),
     "namedtuple": right(returns_namedtuple, "the first field is the total", may=REPORTS),
-    "dataclass with a loss property": right(returns_dataclass, "`.loss` is the sum of the stored parts", may=REPORTS),
+    "dataclass with a loss property": right(
+        lambda z, y: LossRecord(ce(z, y), zl(z, y)),
+        "`.loss` is the sum of the stored parts",
+        may=REPORTS,
+    ),
     "Lightning step": right(lightning_step, "nested metrics beside `loss`"),
     "nanoGPT": right(nanogpt, "ignores −1, returns (logits, loss)", 1e-4, options={"ignore_index": -1}),
     "divided by accumulation": right(accumulated, "both parts over 8", LAMBDA / 8, more={"ce_scale": 0.125}),
-    "times world size": right(times_world_size, "both parts times 4", 4e-4, more={"ce_scale": 4.0}),
+    "times world size": right(lambda z, y: 4 * plain(z, y, 1e-4), "both parts times 4", 4e-4, more={"ce_scale": 4.0}),
     "torchtitan": right(
         torchtitan,
         "fp32 sums over a constant",
@@ -823,7 +709,10 @@ FURTHER: dict[str, Case] = {
         more={"target_rule": "log_v"},
     ),
     "centered head": right(
-        centered_head, "centering the head centers the logits", coordinate="centered", options={"linear": True}
+        lambda hidden, weight, target: plain(F.linear(hidden, weight - weight.mean(0, keepdim=True)), target),
+        "centering the head centers the logits",
+        coordinate="centered",
+        options={"linear": True},
     ),
     "tiled linear": right(tiled_linear, "gradients formed in forward, by tiles", 1e-4, options={"linear": True}),
     "expanded square": right(expanded_square, "the square is multiplied out", target=3.0),
@@ -851,7 +740,11 @@ FURTHER: dict[str, Case] = {
     ),
     "upcasts 16 bits only": right(upcasts_only_16_bits, "fp32 and fp64 pass as they are"),
     "two penalties": right(
-        two_penalties, "a sum of two squares is one square", 3e-3, 4.0, may=some("forward_backward_mismatch")
+        lambda z, y: ce(z, y) + mean(1e-3 * lse(z) ** 2 + 2e-3 * (lse(z) - 6) ** 2, y),
+        "a sum of two squares is one square",
+        3e-3,
+        4.0,
+        may=some("forward_backward_mismatch"),
     ),
     # Wrong and odd losses.
     "OLMo mean": odd(
@@ -871,13 +764,21 @@ FURTHER: dict[str, Case] = {
         "size_dependent",
     ),
     "dead zone": odd(
-        dead_zone, "not a square around one c", "unexplained_source", or_open=True, must_not=some("size_dependent")
+        lambda z, y: ce(z, y) + LAMBDA * mean(F.relu((lse(z) - 5).abs() - 4) ** 2, y),
+        "not a square around one c",
+        "unexplained_source",
+        or_open=True,
+        must_not=some("size_dependent"),
     ),
     "log of 1 + square": odd(
-        log_of_square, "a saturating form", "unexplained_source", or_open=True, must_not=some("size_dependent")
+        lambda z, y: ce(z, y) + LAMBDA * mean(torch.log1p(lse(z) ** 2), y),
+        "a saturating form",
+        "unexplained_source",
+        or_open=True,
+        must_not=some("size_dependent"),
     ),
     "λ squared": odd(
-        squares_the_coefficient,
+        lambda z, y: ce(z, y) + mean((LAMBDA * lse(z)) ** 2, y),
         "(λ log Z)² trains λ² = 1e-6",
         "differs_from_expected",
         coef=LAMBDA**2,
@@ -885,7 +786,7 @@ FURTHER: dict[str, Case] = {
         options=BELIEVED,
     ),
     "divided twice": odd(
-        divides_twice,
+        lambda z, y: ce(z, y) + zl(z, y) / count_of(y),
         "Z over N²",
         has_z=True,
         or_open=True,
@@ -912,7 +813,7 @@ FURTHER: dict[str, Case] = {
         must_not=some("size_dependent"),
     ),
     "vocabulary padded with zeros": odd(
-        pads_vocabulary_with_zeros,
+        lambda z, y: plain(F.pad(z, (0, -z.shape[-1] % 64)), y),
         "log(Z + 32) in both parts: CE plus a function of log Z, which is not the square",
         "unexplained_source",
         or_open=True,
@@ -934,7 +835,7 @@ FURTHER: dict[str, Case] = {
         may=some("size_dependent", "low_precision_source"),
     ),
     "Z of the mean logits": open_answer(
-        z_of_mean_logits,
+        lambda z, y: ce(z, y) + LAMBDA * lse(z.mean(0)).square(),
         "one log Z for a batch; it reaches ignored rows",
         "ignored_tokens_leak",
         "denominator_mismatch",
@@ -949,7 +850,7 @@ FURTHER: dict[str, Case] = {
         may=some("differs_from_expected"),
     ),
     "Z as an item": odd(
-        z_as_item,
+        lambda z, y: ce(z, y) + zl(z, y).item(),
         "the value holds Z, the gradient does not",
         "zero_gradient_z",
         has_z=False,
@@ -987,7 +888,7 @@ FURTHER: dict[str, Case] = {
         never_says="form is none of the known ones",
     ),
     "mask not shifted": odd(
-        mask_not_shifted,
+        lambda z, y: ce(z[..., :-1, :], y[..., 1:]) + zl(z, y),
         "Z on rows without CE, and CE on rows without Z",
         or_open=True,
         one_of=some("ignored_tokens_leak", "denominator_mismatch"),
@@ -996,7 +897,7 @@ FURTHER: dict[str, Case] = {
         never_says="e+03",  # the two counts differ by one or two tokens
     ),
     "accumulation divides CE only": odd(
-        accumulation_divides_ce_only,
+        lambda z, y: ce(z, y) / 8 + zl(z, y, 1e-4),
         "λ is 8 times as strong against CE; `ce_scale` says so",
         coef=1e-4,
         by=("valid", "valid"),
@@ -1017,7 +918,7 @@ FURTHER: dict[str, Case] = {
         ce_denominator="valid",
         z_denominator="valid",
         may=some("forward_backward_mismatch", "differs_from_expected"),
-        formula=lambda z, y: ce_mean(z, y) + LAMBDA * mean_valid((lse(z) - z.amax(-1).detach()) ** 2, y),
+        formula=lambda z, y: ce(z, y) + LAMBDA * mean((lse(z) - z.amax(-1).detach()) ** 2, y),
     ),
     "backward without the factor 2": odd(
         backward_by_hand("factor 2"),
@@ -1038,7 +939,7 @@ FURTHER: dict[str, Case] = {
         "ignored_tokens_leak",
         by=("valid", None),
         may=some("forward_backward_mismatch", "denominator_mismatch", "all_ignored_nonfinite"),
-        formula=lambda z, y: ce_mean(z, y) + LAMBDA * (lse(z) ** 2).sum() / count_of(y),
+        formula=lambda z, y: ce(z, y) + LAMBDA * (lse(z) ** 2).sum() / count_of(y),
     ),
     "backward clipped at ±1": odd(
         backward_by_hand("clipped"),
@@ -1056,9 +957,14 @@ FURTHER: dict[str, Case] = {
         by=("valid", "valid"),
     ),
     "every fourth column": open_answer(
-        every_fourth_column, "log Z of a part of the vocabulary", "filtered_source", "size_dependent"
+        lambda z, y: ce(z, y) + LAMBDA * mean((lse(z[:, ::4]) + math.log(4)) ** 2, y),
+        "log Z of a part of the vocabulary",
+        "filtered_source",
+        "size_dependent",
     ),
-    "temperature restored": open_answer(temperature_restored, "2·logsumexp(z/2) is not log Z", "overflow"),
+    "temperature restored": open_answer(
+        lambda z, y: ce(z, y) + LAMBDA * mean((2 * lse(z / 2)) ** 2, y), "2·logsumexp(z/2) is not log Z", "overflow"
+    ),
     "autocast product": odd(
         autocast_product,
         "fp32 operands are rounded to bf16, fp64 ones are not",
@@ -1104,7 +1010,7 @@ FURTHER: dict[str, Case] = {
         may=some("size_dependent", "filtered_source"),
     ),
     "c = log10 V": odd(
-        decimal_log_of_v,
+        lambda z, y: plain(z, y, c=math.log10(z.shape[-1])),
         "c changes with V, and not as log V",
         "unexplained_source",
         target=math.log10(PROBE_VOCAB),
@@ -1112,7 +1018,7 @@ FURTHER: dict[str, Case] = {
         must_not=some("size_dependent"),
     ),
     "c = log of the batch": odd(
-        log_of_the_batch,
+        lambda z, y: plain(z, y, c=math.log(z.shape[0])),
         "c changes with the number of tokens",
         or_open=True,
         one_of=some("unexplained_source", "size_dependent", "differs_from_expected"),
@@ -1128,14 +1034,14 @@ FURTHER: dict[str, Case] = {
         formula=sequence_formula,
     ),
     "logs Z over all tokens": odd(
-        logs_z_over_all,
+        lambda z, y: {"loss": plain(z, y), "z_loss": LAMBDA * lse(z).square().mean().detach()},
         "the logged mean has ignored tokens in it",
         "reported_z_value",
         by=("valid", "valid"),
         may=REPORTS | MULTIPLIES,
     ),
     "parts in a mapping": odd(
-        parts_in_a_dict,
+        lambda z, y: {"loss": ce(z, y), "z_loss": zl(z, y)},
         "Z trains only if the caller adds it",
         "returned_values",
         by=("valid", "valid"),
@@ -1178,7 +1084,7 @@ FURTHER: dict[str, Case] = {
         may=some("forward_backward_mismatch"),
     ),
     "relative to log V": odd(
-        relative_to_log_v,
+        lambda z, y: ce(z, y) + 0.02 * mean((lse(z) / math.log(z.shape[-1])) ** 2, y),
         "λ is 0.02/(log V)²",
         one_of=some("size_dependent", "unexplained_source"),
         coef=0.02 / LOG_V**2,
@@ -1244,10 +1150,6 @@ IN_FP32 = (
     "every fourth column",
     "off-by-one softmax in Z",
 )
-
-
-def fp32(loss: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda z, y: loss(z.float(), y)
 
 
 FURTHER |= {

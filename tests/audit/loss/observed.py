@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.audit.loss.further import IGNORE, PROBE_VOCAB, total_of
+from tests.audit.loss.further import PROBE_VOCAB, total_of
+from tests.audit.loss.zoo import IGNORE
 
 Loss = Callable[..., Any]
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.audit.loss.faulty import COEF, IGNORE, correct, cross_entropy, z_part
-from tests.audit.loss.finding_pairs import PAIRS, Loss
+from tests.audit.loss.faulty import COEF, correct
+from tests.audit.loss.finding_pairs import PAIRS
 from tests.audit.loss.further import total_of
 from tests.audit.loss.observed import OBSERVABLE, batch, observed, value_and_gradient
+from tests.audit.loss.zoo import IGNORE, Loss, ce, zl
 
 Options = dict[str, Any]
 
@@ -54,7 +55,7 @@ def same_gradient(one: Loss, other: Loss, options: Options, vocab: int | None = 
 
 def zero_gradient_z(loss: Loss, options: Options) -> bool:
     z, y = spread(options)
-    return same_gradient(loss, cross_entropy, options) and bool(total_of(loss(z, y)) != cross_entropy(z, y))
+    return same_gradient(loss, ce, options) and bool(total_of(loss(z, y)) != ce(z, y))
 
 
 def low_precision_source(loss: Loss, options: Options) -> bool:
@@ -72,7 +73,7 @@ def max_shifted(loss: Loss, options: Options) -> bool:
 
 
 def not_off(loss: Loss, options: Options) -> bool:
-    return not same_gradient(options["off"], cross_entropy, options)
+    return not same_gradient(options["off"], ce, options)
 
 
 def counted_twice(loss: Loss, options: Options) -> bool:
@@ -96,13 +97,13 @@ def reported_z_no_gradient(loss: Loss, options: Options) -> bool:
 
 def reported_z_value(loss: Loss, options: Options) -> bool:
     z, y = spread(options)
-    return not any(math.isclose(loss(z, y)[1], z_part(z, y) / scale, rel_tol=1e-6) for scale in (1, COEF))
+    return not any(math.isclose(loss(z, y)[1], zl(z, y) / scale, rel_tol=1e-6) for scale in (1, COEF))
 
 
 def probabilities_not_logits(loss: Loss, options: Options) -> bool:
     z, y = spread(options)
-    penalty = total_of(loss(z, y)) - cross_entropy(z, y)
-    return math.isclose(penalty, z_part(torch.softmax(z, -1), y), rel_tol=1e-6)
+    penalty = total_of(loss(z, y)) - ce(z, y)
+    return math.isclose(penalty, zl(torch.softmax(z, -1), y), rel_tol=1e-6)
 
 
 def filtered_source(loss: Loss, options: Options) -> bool:
@@ -138,7 +139,7 @@ def targets_moved(loss: Loss, options: Options) -> bool:
 def returned_values(loss: Loss, options: Options) -> bool:
     z, y = spread(options)
     out = loss(z.requires_grad_(), y)
-    return same_gradient(loss, cross_entropy, options) and out["z_loss"].requires_grad
+    return same_gradient(loss, ce, options) and out["z_loss"].requires_grad
 
 
 def negative_coefficient(loss: Loss, options: Options) -> bool:

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import zloss
-from tests.audit.loss import faulty
-from tests.audit.loss.faulty import COEF, IGNORE
+from tests.audit.loss import faulty, zoo
+from tests.audit.loss.zoo import IGNORE
+from tests.audit.loss.zoo import LAMBDA as COEF
 from tests.integrations.framework_table import check_and_record
 from zloss.audit.loss import sizes
 from zloss.audit.loss.probes import Space, draw, seeded
@@ -129,7 +130,7 @@ BUGS = {
     "upstream ignored": (upstream_ignored, faulty.upstream_ignored, {}, "upstream_ignored"),
     "logs a sixteenth": (
         logs_a_sixteenth,
-        lambda z, y: (faulty.correct(z, y), {"z_loss": faulty.z_part(z, y).detach() / 16}),
+        lambda z, y: (faulty.correct(z, y), {"z_loss": zoo.zl(z, y).detach() / 16}),
         {},
         "reported_z_value",
     ),

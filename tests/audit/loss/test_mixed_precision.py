@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.audit.loss.faulty import bf16_arithmetic_in_z, cross_entropy, mean_valid
+from tests.audit.loss.faulty import bf16_arithmetic_in_z
+from tests.audit.loss.zoo import ce, mean
 from zloss.audit.loss.calls import BlackBox
 from zloss.audit.loss.findings import TOLERANCE, Evidence, slopes
 from zloss.audit.loss.identify import computes_in, identify
@@ -32,7 +33,7 @@ MIXES = {"ce": (True, False), "z": (False, True)}
 
 def without_z(mix: str) -> Loss:
     narrow, _ = MIXES[mix]
-    return lambda logits, target: cross_entropy(logits.float() if narrow else logits, target)
+    return lambda logits, target: ce(logits.float() if narrow else logits, target)
 
 
 def mixed(coordinate: str, mix: str, *, coef: float = COEF, detached: bool = False) -> Loss:
@@ -42,7 +43,7 @@ def mixed(coordinate: str, mix: str, *, coef: float = COEF, detached: bool = Fal
 
     def loss(logits: Tensor, target: Tensor) -> Tensor:
         v = quantity(logits.float() if narrow else logits)
-        z = coef * mean_valid(v**2, target)
+        z = coef * mean(v**2, target)
         return off(logits, target) + (z.detach() if detached else z)
 
     return loss
@@ -81,7 +82,7 @@ def test_an_off_that_keeps_a_thousandth_of_the_z_is_still_not_off(mix: str) -> N
 
 def test_an_off_in_fp32_beside_a_loss_in_fp64_is_off() -> None:
     def loss(logits: Tensor, target: Tensor) -> Tensor:
-        return cross_entropy(logits, target) + COEF * mean_valid(torch.logsumexp(logits, -1) ** 2, target)
+        return ce(logits, target) + COEF * mean(torch.logsumexp(logits, -1) ** 2, target)
 
     audit = audit_loss(loss, off=without_z("ce"))
     assert audit.identified.computes_in == "float64"
@@ -103,7 +104,7 @@ def test_a_mix_is_named_by_its_coarser_part_and_fp64_alone_by_fp64(coordinate: s
         return computes_in(BlackBox(loss, "loss", False, torch.device("cpu"), 0), probe, torch.float64)
 
     def plain(logits: Tensor, target: Tensor) -> Tensor:
-        return cross_entropy(logits, target) + coef * mean_valid(COORDINATES[coordinate](logits) ** 2, target)
+        return ce(logits, target) + coef * mean(COORDINATES[coordinate](logits) ** 2, target)
 
     assert [betrayed(mixed(coordinate, mix, coef=coef)) for mix in MIXES] == ["float32", "float32"]
     assert betrayed(plain) == "float64"
@@ -112,7 +113,7 @@ def test_a_mix_is_named_by_its_coarser_part_and_fp64_alone_by_fp64(coordinate: s
 @pytest.mark.parametrize(("share", "verdict"), [(1e-5, "finding"), (1e-8, "pass")])
 def test_an_off_is_judged_by_the_share_of_the_z_that_it_keeps(share: float, verdict: str) -> None:
     def keeping(coef: float) -> Loss:
-        return lambda z, y: cross_entropy(z, y) + coef * mean_valid(torch.logsumexp(z, -1) ** 2, y)
+        return lambda z, y: ce(z, y) + coef * mean(torch.logsumexp(z, -1) ** 2, y)
 
     audit = audit_loss(keeping(COEF), off=keeping(share * COEF))
     assert {finding.id: finding.verdict for finding in audit.findings}["not_off"] == verdict
@@ -132,7 +133,7 @@ def test_rounding_of_the_gradient_counts_where_the_scalar_is_near_zero() -> None
 def test_a_z_of_bf16_logits_has_one_error_and_not_a_wrong_coefficient() -> None:
     def bf16_z(logits: Tensor, target: Tensor) -> Tensor:
         log_z = logits.bfloat16().logsumexp(-1)
-        return cross_entropy(logits, target) + 1e-4 * mean_valid(log_z**2, target).float()
+        return ce(logits, target) + 1e-4 * mean(log_z**2, target).float()
 
     audit = audit_loss(bf16_z, expect={"coef": 1e-4, "target": 0.0})
     assert [finding.id for finding in audit.found] == ["low_precision_source"]

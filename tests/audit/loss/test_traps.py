@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import zloss
-from tests.audit.loss import faulty
+from tests.audit.loss import faulty, zoo
 from zloss.audit.loss.run import audit_loss
 
 CONTRACT = {
@@ -119,7 +119,7 @@ def test_pytorch_losses_are_not_finite_on_ignored_batches_and_right_otherwise(lo
 
 def test_a_z_that_reaches_hidden_but_not_weight_is_found() -> None:
     def loss(h: Tensor, w: Tensor, y: Tensor) -> Tensor:
-        return faulty.cross_entropy(h @ w.T, y) + faulty.z_part(h @ w.detach().T, y)
+        return zoo.ce(h @ w.T, y) + zoo.zl(h @ w.detach().T, y)
 
     assert found(loss, linear=True) & {"forward_backward_mismatch", "zero_gradient_z"}
 

@@ -17,45 +17,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.audit.loss.further import (
+from tests.audit.loss.further import Case, odd, right, some
+from tests.audit.loss.zoo import (
     IGNORE,
     LAMBDA,
     LOG_V,
-    Case,
-    ce_mean,
+    by_hand,
+    ce,
     ce_sum,
     count_of,
+    fused_gradient,
     lse,
-    mean_valid,
-    odd,
+    mean,
     pick,
     plain,
-    right,
-    some,
     valid_of,
+    wide,
+    z_sum,
 )
-from tests.audit.loss.zoo import by_hand
 
 REAL_VOCAB = 90
 ITEMS = 300
-
-
-def wide(z: Tensor) -> Tensor:
-    """fp32 at least: 16-bit logits are widened, fp64 ones are kept."""
-    return z if z.dtype == torch.float64 else z.float()
-
-
-def z_sum(z: Tensor, y: Tensor, c: float = 0.0) -> Tensor:
-    """Σ (log Z − c)² over valid tokens."""
-    return torch.where(valid_of(y), lse(z) - c, 0.0).square().sum()
-
-
-def fused_gradient(z: Tensor, y: Tensor, coef: float, smoothing: float = 0.0) -> Tensor:
-    """(1 + 2λ log Z) p − (1 − ε) onehot(y) − ε/V of each valid row; zero in ignored rows."""
-    log_z = lse(z)[:, None]
-    grad = (1 + 2 * coef * log_z) * torch.exp(z - log_z) - smoothing / z.shape[-1]
-    grad[torch.arange(len(y)), y.clamp(min=0)] -= 1 - smoothing
-    return torch.where(valid_of(y)[:, None], grad, 0.0)
 
 
 # Correct losses.
@@ -67,11 +49,6 @@ def _compiled() -> Callable[[Tensor, Tensor], Tensor]:
         return plain(wide(pred.flatten(0, -2)), labels.flatten(), 1e-4)
 
     return torch.compile(loss, backend="aot_eager", dynamic=True)
-
-
-def titan_compiled(pred: Tensor, labels: Tensor) -> Tensor:
-    """torchtitan's `build_loss` with compilation; aot_eager traces forward and backward without a C++ compiler."""
-    return _compiled()(pred, labels)
 
 
 def megatron_layout(z: Tensor, y: Tensor) -> Tensor:
@@ -125,7 +102,7 @@ def liger_linear(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor
         smoothed = (1 - smoothing) * pick(logits, y) + smoothing * logits.mean(-1)
         total += torch.where(valid_of(y), lse(logits) - smoothed, 0.0).sum()
         z_total += coef * z_sum(logits, y)
-        grad = fused_gradient(logits, y, coef, smoothing) / n
+        grad = fused_gradient(logits, y, coef, smoothing=smoothing) / n
         grad_h[rows] = grad @ w
         grad_w += grad.T @ h[rows]
     loss = by_hand((total + z_total) / n, lambda upstream: (upstream * grad_h, upstream * grad_w), hidden, weight)
@@ -201,7 +178,7 @@ def sum_per_sequence(z: Tensor, y: Tensor) -> Tensor:
 def relative_from_log_p(z: Tensor, y: Tensor) -> Tensor:
     """log Z − μ is the mean of −log p over the classes."""
     log_p = F.log_softmax(wide(z), -1)
-    return mean_valid(-pick(log_p, y) + LAMBDA * (-log_p.mean(-1) - math.log(z.shape[-1])) ** 2, y)
+    return mean(-pick(log_p, y) + LAMBDA * (-log_p.mean(-1) - math.log(z.shape[-1])) ** 2, y)
 
 
 def factorized(z: Tensor, y: Tensor) -> Tensor:
@@ -209,7 +186,7 @@ def factorized(z: Tensor, y: Tensor) -> Tensor:
     z = wide(z)
     shift = z.sum(-1) / z.shape[-1]
     relative = torch.logsumexp(z - shift[:, None], -1) - math.log(z.shape[-1])
-    return ce_mean(z, y) + mean_valid(LAMBDA * shift.square() + LAMBDA * relative.square(), y)
+    return ce(z, y) + mean(LAMBDA * shift.square() + LAMBDA * relative.square(), y)
 
 
 def gain_aware(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
@@ -218,14 +195,14 @@ def gain_aware(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     with torch.no_grad():
         p = torch.softmax(logits, -1)
         gain = (p @ wide(weight)).square().sum(-1) / p.square().sum(-1)
-    return ce_mean(logits, target) + LAMBDA * mean_valid(lse(logits) ** 2 / (1 + 1e-2 * gain), target)
+    return ce(logits, target) + LAMBDA * mean(lse(logits) ** 2 / (1 + 1e-2 * gain), target)
 
 
 def gain_formula(z: Tensor, y: Tensor) -> Tensor:
     """The same with the identity as hidden states, so that W is the transposed logits."""
     p = torch.softmax(z, -1).detach()
     squared = torch.einsum("tv,sv->ts", p, z.detach()).norm(dim=-1) ** 2 / p.norm(dim=-1) ** 2
-    return ce_mean(z, y) + LAMBDA * mean_valid(lse(z) ** 2 / (1 + 0.01 * squared), y)
+    return ce(z, y) + LAMBDA * mean(lse(z) ** 2 / (1 + 0.01 * squared), y)
 
 
 class LearnedTemperature(nn.Module):
@@ -255,7 +232,7 @@ class ZConfig:
     def build(self) -> Callable[[Tensor, Tensor], Tensor]:
         coef = self.default if self.weight is None else self.weight
         if coef == 0.0:
-            return lambda z, y: ce_mean(wide(z), y)
+            return lambda z, y: ce(wide(z), y)
         return lambda z, y: plain(wide(z), y, coef)
 
 
@@ -282,7 +259,7 @@ def blocked(*, tail: bool) -> Callable[[Tensor, Tensor], Tensor]:
             p = torch.exp(z[:, columns] - log_z[:, None])
             hit = (y[:, None] == columns).to(z.dtype)
             grad[:, columns] = ((1 + 2 * LAMBDA * log_z)[:, None] * p - hit) * weight[:, None]
-        value = mean_valid(log_z - pick(z, y) + LAMBDA * log_z**2, y)
+        value = mean(log_z - pick(z, y) + LAMBDA * log_z**2, y)
         return by_hand(value, lambda upstream: (upstream * grad,), logits)
 
     return loss
@@ -292,7 +269,7 @@ def kl_to_uniform(z: Tensor, y: Tensor) -> Tensor:
     """CE + β KL(u ‖ p): log Z − μ enters without a square, which is label smoothing and not a Z."""
     log_p = F.log_softmax(wide(z), -1)
     uniform = torch.full_like(log_p, 1.0 / z.shape[-1])
-    return mean_valid(-pick(log_p, y) + 0.05 * F.kl_div(log_p, uniform, reduction="none").sum(-1), y)
+    return mean(-pick(log_p, y) + 0.05 * F.kl_div(log_p, uniform, reduction="none").sum(-1), y)
 
 
 def trl_chunked(z: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -326,30 +303,20 @@ def batch_maximum(z: Tensor, y: Tensor) -> Tensor:
     """The maximum of the whole batch is subtracted for stability and never restored in Z."""
     z = wide(z)
     stable = z - z.detach().max()
-    return ce_mean(stable, y) + LAMBDA * mean_valid(lse(stable) ** 2, y)
-
-
-def items_in_ce_only(z: Tensor, y: Tensor) -> Tensor:
-    """The Trainer normalises CE by `num_items_in_batch`; the auxiliary loss is a mean over this micro-batch."""
-    return ce_sum(wide(z), y) / ITEMS + 1e-4 * mean_valid(lse(wide(z)) ** 2, y)
+    return ce(stable, y) + LAMBDA * mean(lse(stable) ** 2, y)
 
 
 def adds_auxiliary(z: Tensor, y: Tensor) -> Tensor:
     """The model's loss contains its Z; the trainer adds the auxiliary loss of the output again."""
-    ce, aux = ce_mean(wide(z), y), LAMBDA * z_sum(wide(z), y, math.log(z.shape[-1])) / count_of(y)
-    output = LMOutput(z, ce + aux, ce, aux)
+    nats, aux = ce(wide(z), y), LAMBDA * z_sum(wide(z), y, math.log(z.shape[-1])) / count_of(y)
+    output = LMOutput(z, nats + aux, nats, aux)
     return output.loss + output.z_loss
-
-
-def divides_by_zero(z: Tensor, y: Tensor) -> Tensor:
-    """A division by the number of valid labels, which may be 0."""
-    return (ce_sum(wide(z), y) + 1e-4 * z_sum(wide(z), y, 2.0)) / (y != IGNORE).sum()
 
 
 def weighs_the_log_again(z: Tensor, y: Tensor) -> dict[str, Tensor]:
     """`z_loss` already contains λ and is multiplied by it once more for the log."""
     z_loss = 2e-2 * z_sum(wide(z), y) / count_of(y)
-    return {"loss": ce_mean(wide(z), y) + z_loss, "z_loss": 2e-2 * z_loss.detach()}
+    return {"loss": ce(wide(z), y) + z_loss, "z_loss": 2e-2 * z_loss.detach()}
 
 
 def kernel(z: Tensor, y: Tensor, coef: float, stored: torch.dtype | None = None, ce_only: bool = False) -> Tensor:
@@ -377,7 +344,7 @@ def masks_padding_in_place(z: Tensor, y: Tensor) -> Tensor:
 def z_of_returned_lse(z: Tensor, y: Tensor) -> Tensor:
     """Z is built from the log Z that a kernel returns without a gradient."""
     ce, log_z = kernel(z, y, 0.0), lse(wide(z.detach()))
-    return ce + LAMBDA * mean_valid(log_z**2, y)
+    return ce + LAMBDA * mean(log_z**2, y)
 
 
 def injected_by_hook(z: Tensor, y: Tensor) -> Tensor:
@@ -386,15 +353,10 @@ def injected_by_hook(z: Tensor, y: Tensor) -> Tensor:
     source = (fused_gradient(z.detach(), y, LAMBDA) - fused_gradient(z.detach(), y, 0.0)) / count_of(y)
     if z.requires_grad:
         z.register_hook(lambda grad: grad + source)
-    return ce_mean(z, y)
+    return ce(z, y)
 
 
 # Losses outside the family.
-
-
-def sigmoid_capped(z: Tensor, y: Tensor) -> Tensor:
-    """modded-nanogpt's cap, 23 σ((z + 5)/7.5), in both parts."""
-    return plain(23 * torch.sigmoid((wide(z) + 5) / 7.5), y)
 
 
 def unlikelihood(z: Tensor, y: Tensor) -> Tensor:
@@ -403,18 +365,13 @@ def unlikelihood(z: Tensor, y: Tensor) -> Tensor:
     repeats = valid_of(previous) & (previous != y)
     p = pick(torch.softmax(wide(z), -1), previous)
     penalty = -torch.log((1 - p).clamp(min=1e-5))
-    return mean_valid(lse(wide(z)) - pick(wide(z), y) + 0.1 * torch.where(repeats, penalty, 0.0), y)
+    return mean(lse(wide(z)) - pick(wide(z), y) + 0.1 * torch.where(repeats, penalty, 0.0), y)
 
 
 def confidence_penalty(z: Tensor, y: Tensor) -> Tensor:
     """CE − 0.02 H(p) + Z."""
     log_p = F.log_softmax(wide(z), -1)
-    return plain(wide(z), y) + 0.02 * mean_valid((log_p.exp() * log_p).sum(-1), y)
-
-
-def z_and_max_z(z: Tensor, y: Tensor) -> Tensor:
-    """PaLM's Z and Baichuan's 2e-4 max² at once."""
-    return plain(wide(z), y) + 2e-4 * mean_valid(wide(z).amax(-1) ** 2, y)
+    return plain(wide(z), y) + 0.02 * mean((log_p.exp() * log_p).sum(-1), y)
 
 
 def sampled_softmax(z: Tensor, y: Tensor) -> Tensor:
@@ -427,7 +384,7 @@ def sampled_softmax(z: Tensor, y: Tensor) -> Tensor:
 def one_against_rest(z: Tensor, y: Tensor) -> Tensor:
     """A binary cross-entropy for every class; there is no softmax."""
     onehot = F.one_hot(y.clamp(min=0), z.shape[-1]).to(wide(z).dtype)
-    return mean_valid(F.binary_cross_entropy_with_logits(wide(z), onehot, reduction="none").sum(-1), y)
+    return mean(F.binary_cross_entropy_with_logits(wide(z), onehot, reduction="none").sum(-1), y)
 
 
 def normalised_logits(z: Tensor, y: Tensor) -> Tensor:
@@ -458,7 +415,7 @@ def outside(loss: Callable[..., Any], why: str, **rest: Any) -> Case:
 
 def smoothed(coef: float) -> Callable[[Tensor, Tensor], Tensor]:
     """torch's label smoothing of 0.1 and a Z over valid tokens."""
-    return lambda z, y: ce_sum(z, y, label_smoothing=0.1) / count_of(y) + coef * mean_valid(lse(z) ** 2, y)
+    return lambda z, y: ce_sum(z, y, label_smoothing=0.1) / count_of(y) + coef * mean(lse(z) ** 2, y)
 
 
 def next_token(coef: float, items: int | None = None) -> Callable[[Tensor, Tensor], Tensor]:
@@ -471,19 +428,11 @@ def real_columns(z: Tensor, y: Tensor) -> Tensor:
 
 def factorized_formula(z: Tensor, y: Tensor) -> Tensor:
     mu = z.mean(-1)
-    return ce_mean(z, y) + LAMBDA * mean_valid(mu**2 + (lse(z) - mu - LOG_V) ** 2, y)
-
-
-def entropy_formula(z: Tensor, y: Tensor) -> Tensor:
-    return plain(z, y) - 0.02 * mean_valid(torch.distributions.Categorical(logits=z).entropy(), y)
-
-
-def max_z_formula(z: Tensor, y: Tensor) -> Tensor:
-    return plain(z, y) + 2e-4 * mean_valid(z.topk(1).values.squeeze(-1).square(), y)
+    return ce(z, y) + LAMBDA * mean(mu**2 + (lse(z) - mu - LOG_V) ** 2, y)
 
 
 _right: dict[str, Case] = {
-    "torchtitan compiled": right(titan_compiled, "compilation changes nothing", 1e-4),
+    "torchtitan compiled": right(lambda pred, labels: _compiled()(pred, labels), "compilation changes nothing", 1e-4),
     "Megatron layout": right(megatron_layout, "[s, b] and [b, s] hold the same tokens", 1e-4),
     "OLMo-core head": right(
         OlmoHead(2e-4, 512.0), "sums over a constant", 2e-4 / 512, by=("sum", "sum"), more={"ce_scale": 1 / 512}
@@ -557,7 +506,12 @@ _bugs: dict[str, Case] = {
         must_not=some("denominator_mismatch", "counted_twice"),
     ),
     "num_items in CE only": bug(
-        items_in_ce_only, "CE over a constant", "denominator_mismatch", coef=1e-4, ce_denominator="sum", more=PER_ITEM
+        lambda z, y: ce_sum(wide(z), y) / ITEMS + 1e-4 * mean(lse(wide(z)) ** 2, y),
+        "CE over a constant",
+        "denominator_mismatch",
+        coef=1e-4,
+        ce_denominator="sum",
+        more=PER_ITEM,
     ),
     "trainer adds the auxiliary": bug(
         adds_auxiliary,
@@ -568,7 +522,11 @@ _bugs: dict[str, Case] = {
         target=LOG_V,
     ),
     "count not clamped": bug(
-        divides_by_zero, "0/0 without valid tokens", "all_ignored_nonfinite", coef=1e-4, target=2.0
+        lambda z, y: (ce_sum(wide(z), y) + 1e-4 * z_sum(wide(z), y, 2.0)) / (y != IGNORE).sum(),
+        "0/0 without valid tokens",
+        "all_ignored_nonfinite",
+        coef=1e-4,
+        target=2.0,
     ),
     "logs λ twice": bug(weighs_the_log_again, "reports 0.02 of the trained Z", "reported_z_value", coef=2e-2),
     "upstream on CE only": bug(
@@ -601,7 +559,7 @@ _bugs: dict[str, Case] = {
         has_z=False,
         coef=0.0,
         may=some("forward_backward_mismatch"),
-        formula=ce_mean,
+        formula=ce,
     ),
     "gradient kept in bf16": bug(
         functools.partial(kernel, coef=LAMBDA, stored=torch.bfloat16),
@@ -627,7 +585,7 @@ _bugs: dict[str, Case] = {
 
 OUTSIDE: dict[str, Case] = {
     "sigmoid cap": Case(
-        sigmoid_capped,
+        lambda z, y: plain(23 * torch.sigmoid((wide(z) + 5) / 7.5), y),
         "λ and c are those of the capped logits; saturated logits have no gradient",
         True,
         LAMBDA,
@@ -639,10 +597,18 @@ OUTSIDE: dict[str, Case] = {
     ),
     "unlikelihood": outside(unlikelihood, "a source at the previous target; no Z", has_z=None, or_false=True),
     "confidence penalty and Z": outside(
-        confidence_penalty, "an entropy term next to a Z", coef=LAMBDA, target=0.0, formula=entropy_formula
+        confidence_penalty,
+        "an entropy term next to a Z",
+        coef=LAMBDA,
+        target=0.0,
+        formula=lambda z, y: plain(z, y) - 0.02 * mean(torch.distributions.Categorical(logits=z).entropy(), y),
     ),
     "Z and max-z": outside(
-        z_and_max_z, "a source at the largest logit, too", coef=LAMBDA, target=0.0, formula=max_z_formula
+        lambda z, y: plain(wide(z), y) + 2e-4 * mean(wide(z).amax(-1) ** 2, y),
+        "a source at the largest logit, too",
+        coef=LAMBDA,
+        target=0.0,
+        formula=lambda z, y: plain(z, y) + 2e-4 * mean(z.topk(1).values.squeeze(-1).square(), y),
     ),
     "sampled softmax": outside(
         sampled_softmax, "log Z of a third of the vocabulary", may=some("filtered_source", "size_dependent")

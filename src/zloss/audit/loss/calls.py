@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Literal
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -72,7 +73,7 @@ class Outcome:
     """∂loss/∂hidden at the columns of the tokens, each times its s: δ · logitsᵀ, [T, T]; None of a loss of logits."""
     has_gradient: bool
     """False when the loss came without a graph."""
-    reported: tuple[Reported, ...]
+    reported: dict[str, Reported]
     overwritten: tuple[str, ...]
     """Names of the arguments whose contents had changed after backward."""
     beyond: float = 0.0
@@ -81,9 +82,6 @@ class Outcome:
     @property
     def finite(self) -> bool:
         return bool(torch.isfinite(self.grad_TV).all()) and abs(self.value) < float("inf")
-
-    def item(self, name: str) -> Reported | None:
-        return next((one for one in self.reported if one.name == name), None)
 
 
 @dataclass
@@ -150,7 +148,7 @@ class BlackBox:
             grad_TV=grad_TV[:tokens],
             grad_hidden_TD=None if hidden_TT is None else hidden_TT[:tokens, :tokens],
             has_gradient=root.requires_grad,
-            reported=tuple(_reported(name, value) for name, value in items.items()),
+            reported={name: _reported(name, value) for name, value in items.items()},
             overwritten=tuple(
                 name
                 for name, was, now in zip(self._names, before, arguments, strict=True)
@@ -273,8 +271,6 @@ COMMON_VOCABS = (
     151936, 256000,
 )  # fmt: skip
 COMMON_TOKENS = (128, 192, 256, 320, 384, 512, 640, 1024, 2048, 32, 16, 8, 4, 2)
-FEW_TOKENS = 16
-"""Rows of a probe whose vocabulary is large: enough for every kind of row, and small in memory."""
 SIZE_ERRORS = (AssertionError, RuntimeError, ValueError, IndexError)
 """What a loss raises about shapes. Another error is not about sizes, and no other size is tried."""
 
@@ -289,7 +285,7 @@ def find_call(box: BlackBox, space: Space, logits: Tensor | None) -> Space:
         devices.append(torch.device("cuda"))
     spaces = [space]
     if logits is not None and logits.dim() >= 2 and not space.padded:
-        spaces.append(_of_vocabulary(space, logits.shape[-1]))
+        spaces.append(space.with_vocab(logits.shape[-1], few=True))
     refusals: list[LossCallError] = []
     for box.device, tried in product(devices, spaces):
         if (error := _refusal(box, tried)) is None:
@@ -298,7 +294,7 @@ def find_call(box: BlackBox, space: Space, logits: Tensor | None) -> Space:
     box.device = devices[0]
     if isinstance(refusals[0].__cause__, SIZE_ERRORS):
         others = [replace(space, tokens=tokens) for tokens in COMMON_TOKENS]
-        others += [] if space.padded else [_of_vocabulary(space, vocab) for vocab in COMMON_VOCABS]
+        others += [] if space.padded else [space.with_vocab(vocab, few=True) for vocab in COMMON_VOCABS]
         for tried in others:
             if _refusal(box, tried) is not None:
                 continue
@@ -307,10 +303,6 @@ def find_call(box: BlackBox, space: Space, logits: Tensor | None) -> Space:
             small = tried.tokens != space.tokens and larger.tokens * larger.width <= 2**21
             return larger if small and _refusal(box, larger) is None else tried
     raise refusals[0]
-
-
-def _of_vocabulary(space: Space, vocab: int) -> Space:
-    return replace(space.with_vocab(vocab), tokens=space.tokens if vocab <= 4096 else min(space.tokens, FEW_TOKENS))
 
 
 def _refusal(box: BlackBox, space: Space) -> LossCallError | None:
@@ -343,8 +335,8 @@ def _read_output(returned: Any, name: str, logits_entries: int) -> tuple[Tensor,
     entries = list(_entries(returned))
     if not entries:
         raise LossCallError(
-            f"{name} returned {_kind(returned)}, but a loss is expected: a scalar tensor, a tuple whose first item is "
-            "the loss, or an object with `.loss`."
+            f"{name} returned a {type(returned).__name__}, but a loss is expected: a scalar tensor, a tuple whose first "
+            "item is the loss, or an object with `.loss`."
         )
     names = [key for key, _ in entries]
     wide = [isinstance(x, Tensor) and x.dim() >= 2 and x.numel() >= logits_entries > 1 for _, x in entries]
@@ -352,7 +344,7 @@ def _read_output(returned: Any, name: str, logits_entries: int) -> tuple[Tensor,
     loss = entries[index][1]
     if not isinstance(loss, Tensor):
         raise LossCallError(
-            f"{name} gives {_kind(loss)} as its loss, but a tensor with a gradient is expected: "
+            f"{name} gives a {type(loss).__name__} as its loss, but a tensor with a gradient is expected: "
             "return the loss before `.item()` or `float()`."
         )
     return loss, {
@@ -384,10 +376,6 @@ def _entries(returned: Any) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
-
-
 def _reported(name: str, value: Any) -> Reported:
     if not isinstance(value, Tensor):
         return Reported(name, float(value), (), None, False)
@@ -404,43 +392,35 @@ def _process_restored(*, environment_too: bool = True) -> Iterator[None]:
 
     An imported module may set variables that its loss needs: `environment_too=False` keeps those.
     """
-    folder, streams, environment = _working_directory(), (sys.stdout, sys.stderr), dict(os.environ)
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = streams
-        if environment_too and dict(os.environ) != environment:
-            os.environ.clear()
-            os.environ.update(environment)
-        if folder is not None and _working_directory() != folder:
-            os.chdir(folder)
-
-
-def _working_directory() -> str | None:
-    """None if the folder is gone."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return None
+    environment = dict(os.environ)
+    with contextlib.ExitStack() as stack:
+        # Entered with what is there now, these put it back at the end.
+        stack.enter_context(contextlib.redirect_stdout(sys.stdout))
+        stack.enter_context(contextlib.redirect_stderr(sys.stderr))
+        with contextlib.suppress(FileNotFoundError):  # the folder itself may be gone
+            stack.enter_context(contextlib.chdir(os.getcwd()))
+        try:
+            yield
+        finally:
+            if environment_too and dict(os.environ) != environment:
+                os.environ.clear()
+                os.environ.update(environment)
 
 
 @contextlib.contextmanager
 def _random_state(seed: int) -> Iterator[None]:
-    """The generators of torch, of Python and, where it is loaded, of NumPy in one known state; theirs again afterwards."""
-    numpy, python_state = sys.modules.get("numpy"), random.getstate()
-    numpy_state = None if numpy is None else numpy.random.get_state()
+    """The generators of torch, Python and NumPy in one known state; theirs again afterwards."""
+    python_state, numpy_state = random.getstate(), numpy.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
         # Without a GPU `torch.manual_seed` still queues a call for one, with the text of the stack: milliseconds each time.
         (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(seed)
         random.seed(seed)
-        if numpy is not None:
-            numpy.random.seed(seed % 2**32)
+        numpy.random.seed(seed % 2**32)  # noqa: NPY002
         try:
             yield
         finally:
             random.setstate(python_state)
-            if numpy is not None:
-                numpy.random.set_state(numpy_state)
+            numpy.random.set_state(numpy_state)  # noqa: NPY002
 
 
 class _TimeIsUp(BaseException):
@@ -571,10 +551,10 @@ def load_function(name: str) -> Callable[..., Any]:
 def _module(name: str) -> ModuleType:
     try:
         with _process_restored(environment_too=False):
-            if name.endswith(".py"):
-                return _from_file(Path(name))
-            _make_importable(os.getcwd())
-            return importlib.import_module(name)
+            folder = str(Path(name).resolve().parent) if name.endswith(".py") else os.getcwd()
+            if folder not in sys.path:
+                sys.path.insert(0, folder)
+            return _from_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
     except InputError:
         raise
     except (Exception, SystemExit) as error:
@@ -584,21 +564,14 @@ def _module(name: str) -> ModuleType:
         ) from error
 
 
-def _make_importable(folder: str) -> None:
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-
-
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InputError(f"there is no file {path}.")
-    path = path.resolve()
-    spec = importlib.util.spec_from_file_location(f"_zloss_audited_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{path} cannot be read as a Python module.")
+    spec = importlib.util.spec_from_file_location(f"_zloss_audited_{path.stem}", path.resolve())
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and pickles inside the file look their module up by name.
     sys.modules[spec.name] = module
-    _make_importable(str(path.parent))
     spec.loader.exec_module(module)
     return module

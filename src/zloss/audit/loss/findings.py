@@ -118,6 +118,10 @@ class Evidence:
             masked = None if (outcome := self.attempt(probe)) is None else (probe, outcome)
         return recognise(self.ident, self.draw, self.expect.get("target"), masked)
 
+    @property
+    def reported_z(self) -> Returned | None:
+        return reported_z(self.returned)
+
     def witness(
         self,
         quantity: str,
@@ -165,14 +169,12 @@ class Question:
 
 def _lacking(e: Evidence, needs: Need) -> str | None:
     """Why a check does not apply; None if it does."""
-    has_z, known = e.ident.identified.has_z, e.ident.known
-    if needs == "stable" and not e.stable:
-        return UNSTABLE
-    if (needs in ("determined", "z", "z numbers") and has_z is None) or (needs == "known" and not known):
+    if needs in ("anything", "stable"):
+        return None if e.stable or needs == "anything" else UNSTABLE
+    has_z = e.ident.identified.has_z
+    if has_z is None or (needs in ("known", "z numbers") and has_z and not e.ident.known):
         return CANNOT_TELL
-    if needs.startswith("z") and not has_z:
-        return NO_Z
-    return CANNOT_TELL if needs == "z numbers" and not known else None
+    return NO_Z if needs.startswith("z") and not has_z else None
 
 
 FINDINGS: dict[str, Question] = {}
@@ -587,7 +589,7 @@ def denominator_mismatch(e: Evidence) -> Finding:
         if named.z_weights == "shared":
             return passed(f"CE is taken with {kind}, and Z shares them.")
         if named.ce_denominator == named.z_denominator != "other":
-            count = _count_words(named.ce_denominator)
+            count = COUNT_WORDS[named.ce_denominator]
             return passed(f"CE is taken with {kind}, Z without; both are divided by {count}.")
         return not_applicable(f"CE is taken with {kind} and Z without, so their denominators cannot be compared.")
     if any(w.misplaced for w in e.weights):
@@ -604,8 +606,8 @@ def denominator_mismatch(e: Evidence) -> Finding:
         words = f"λ relative to CE with {many.valid} of {many.tokens} tokens valid, against {few.valid} of {few.tokens}"
         witness = e.witness(words, high, low, shape=(many.tokens, ident.space.width))
         return found(
-            f"CE is divided by {_count_words(named.ce_denominator)}, Z by {_count_words(named.z_denominator)}: λ relative to the "
-            f"weight on CE changes by a factor of {change:.3g} between batches with {span}.",
+            f"CE is divided by {COUNT_WORDS[named.ce_denominator]}, Z by {COUNT_WORDS[named.z_denominator or 'other']}: "
+            f"λ relative to the weight on CE changes by a factor of {change:.3g} between batches with {span}.",
             change,
             _masked_witness(e) or witness,
         )
@@ -613,7 +615,7 @@ def denominator_mismatch(e: Evidence) -> Finding:
         return passed("CE and Z share one denominator; the loss rejects ignored targets, so only sizes were tried.")
     if named.ce_weights == "groups":
         return passed("Groups of tokens are averaged, then their means; CE and Z share these weights.", change)
-    return passed(f"CE and Z share one denominator: {_count_words(named.ce_denominator)}.", change)
+    return passed(f"CE and Z share one denominator: {COUNT_WORDS[named.ce_denominator]}.", change)
 
 
 def _masked_witness(e: Evidence) -> Witness | None:
@@ -629,21 +631,21 @@ def _masked_witness(e: Evidence) -> Witness | None:
     return e.witness(words, masked.z / masked.ce, plain.z / plain.ce, on=half)
 
 
-def _count_words(name: str | None) -> str:
-    name = name or "other"
-    before, after = (
-        "the square root of " * name.startswith("sqrt_"),
-        {"+1": " plus 1", "-1": " less 1"}.get(name[-2:], ""),
-    )
-    words = {
-        "valid": "the valid tokens",
-        "all": "all tokens",
-        "mean": "the tokens",
-        "sum": "1 (a sum)",
-        "other": "a count that is none of the known ones",
-    }
-    plain = name.removeprefix("sqrt_").removesuffix("+1").removesuffix("-1")
-    return before + words.get(plain, plain) + after
+COUNT_WORDS = {
+    "valid": "the valid tokens",
+    "all": "all tokens",
+    "mean": "the tokens",
+    "sum": "1 (a sum)",
+    "other": "a count that is none of the known ones",
+    "valid+1": "the valid tokens plus 1",
+    "all+1": "all tokens plus 1",
+    "mean+1": "the tokens plus 1",
+    "valid-1": "the valid tokens less 1",
+    "mean-1": "the tokens less 1",
+    "sqrt_valid": "the square root of the valid tokens",
+    "sqrt_all": "the square root of all tokens",
+    "sqrt_mean": "the square root of the tokens",
+}
 
 
 @finding("error", "z numbers")
@@ -750,7 +752,7 @@ def reported_z_dtype(e: Evidence) -> Finding:
     half = e.attempt(probe, torch.bfloat16)
     outcomes = [plain] if half is None else [plain, half]
     returned = "" if half is None else f" bf16 logits give a {_name(half.dtype)} loss."
-    z, narrow = reported_z(e.returned), (torch.bfloat16, torch.float16)
+    z, narrow = e.reported_z, (torch.bfloat16, torch.float16)
     bits = e.witness("bits of the value", 16.0, 32.0, noise=0.0)
     if plain.dtype in narrow:
         words = (
@@ -760,7 +762,7 @@ def reported_z_dtype(e: Evidence) -> Finding:
     if z is None:
         return not_applicable(f"The loss does not report Z separately.{returned}")
     for outcome in outcomes:
-        item = outcome.item(z.name)
+        item = outcome.reported.get(z.name)
         if item is not None and item.dtype in narrow:
             bits = replace(bits, dtype=bits.dtype if outcome is plain else "bfloat16", quantity=f"bits of `{z.name}`")
             return found(
@@ -772,8 +774,8 @@ def reported_z_dtype(e: Evidence) -> Finding:
 @finding("error")
 def reported_z_no_gradient(e: Evidence) -> Finding:
     """Does a reported Z that claims a gradient have one? Detached openly (`requires_grad` False) is fine."""
-    z, (probe, outcome) = reported_z(e.returned), e.mixed
-    plain = None if z is None else outcome.item(z.name)
+    z, (probe, outcome) = e.reported_z, e.mixed
+    plain = None if z is None else outcome.reported.get(z.name)
     if plain is None:
         return not_applicable("The loss does not report Z separately.")
     if not plain.requires_grad:
@@ -792,7 +794,7 @@ def reported_z_no_gradient(e: Evidence) -> Finding:
 @finding("error")
 def reported_z_value(e: Evidence) -> Finding:
     """Is the reported Z the one that is trained: λ Σ (v − c)²/D of the penalty that the gradient holds?"""
-    ident, z = e.ident, reported_z(e.returned)
+    ident, z = e.ident, e.reported_z
     if z is None:
         untrained = any(one.role == "z_not_trained" for one in e.returned)
         more = " A (log Z)² is returned, and the loss does not train it." if untrained else ""
@@ -801,9 +803,9 @@ def reported_z_value(e: Evidence) -> Finding:
         return not_applicable(CANNOT_TELL)
     if not ident.trusted:
         return not_applicable("Token weights or the form of the penalty keep its value from being predicted.")
-    values = [item.value for outcome in e.draw.outcomes.values() if (item := outcome.item(z.name)) is not None]
+    values = [item.value for outcome in e.draw.outcomes.values() if (item := outcome.reported.get(z.name)) is not None]
     probe, outcome = e.mixed
-    item = outcome.item(z.name)
+    item = outcome.reported.get(z.name)
     witness = e.witness(f"`{z.name}`", None if item is None else item.value, ident.model.z_value(probe))
     if any(value is not None and not math.isfinite(value) for value in values):
         return found("The reported Z is not finite on ordinary logits.", None, witness)
@@ -1220,8 +1222,7 @@ def differs_from_expected(e: Evidence) -> Finding:
         return not_applicable("Only denominators were expected: see denominator_mismatch.")
     differences: list[tuple[str, Witness]] = []
     elsewhere: list[str] = []
-    wanted = float(expect.get("coef") or 0.0)
-    applied = got.coef if got.has_z and got.coef is not None else 0.0
+    wanted, applied = float(expect.get("coef") or 0.0), (got.coef or 0.0) if got.has_z else 0.0
     ratio = applied / wanted if wanted else None
     # Noise of 16 bits moves the fitted λ by up to its share of the gradient; low_precision_source reports it.
     blurred = (got.uncertainty.unexplained or 0.0) * wanted if ident.how == "rounded" else 0.0
@@ -1233,24 +1234,14 @@ def differs_from_expected(e: Evidence) -> Finding:
         else:
             witness = e.witness("λ", applied, wanted, noise=got.uncertainty.coef)
             differences.append((f"λ is {applied:.5g}, not {wanted:.5g}", witness))
-    if "target" in expect and got.has_z and got.target is None:
-        elsewhere.append("The penalty has no c to compare.")
-    elif "target" in expect and got.has_z and got.target is not None and got.vocab:
-        # None is log V, as everywhere in this package.
-        follows = expect["target"] is None
-        c = math.log(got.vocab) if follows else float(expect["target"])
-        witness = e.witness(f"c at V = {got.vocab}", got.target, c, noise=got.uncertainty.target)
-        if abs(got.target - c) > max(1e-3, got.uncertainty.target or 0.0):
-            # A c that follows V was measured at the V of the probe, which is not the user's.
-            hint = f" (it follows log V, and V is {got.vocab} here: where log V is meant, pass `expect={{'target': 'log_v'}}`)"
-            hint = hint if not follows and got.target_rule == "log_v" else ""
-            differences.append((f"c is {got.target:.5g}, not {c:.5g}{hint}", witness))
-        elif follows and got.target_rule not in (None, "log_v"):
-            differences.append(("c does not follow log V", witness))
     if not got.has_z and "coef" not in expect and {"target", "coordinate"} & expect.keys():
         elsewhere.append(
             "The gradient contains no Z to compare. Pass `expect={'coef': λ}` if you believe there is one."
         )
+    if "target" in expect and got.has_z and got.target is None:
+        elsewhere.append("The penalty has no c to compare.")
+    elif "target" in expect and got.has_z:
+        differences += _another_target(e, expect["target"])
     if "coordinate" in expect and got.has_z and got.coordinate != expect["coordinate"]:
         words = f"the coordinate is {got.coordinate!r}, not {expect['coordinate']!r}"
         differences.append((words, e.witness("λ in the expected coordinate", 0.0, got.coef)))
@@ -1263,6 +1254,24 @@ def differs_from_expected(e: Evidence) -> Finding:
     if elsewhere:
         return not_applicable(" ".join(elsewhere), ratio)
     return passed("What it applies is what was expected.", ratio)
+
+
+def _another_target(e: Evidence, expected: float | None) -> list[tuple[str, Witness]]:
+    """What c is instead of the expected one, for which None is log V; empty where they agree."""
+    got = e.ident.identified
+    assert got.target is not None
+    assert got.vocab is not None
+    c = math.log(got.vocab) if expected is None else float(expected)
+    witness = e.witness(f"c at V = {got.vocab}", got.target, c, noise=got.uncertainty.target)
+    if abs(got.target - c) > max(1e-3, got.uncertainty.target or 0.0):
+        # A c that follows V was measured at the V of the probe, which is not the user's.
+        hint = (
+            f" (it follows log V, and V is {got.vocab} here: where log V is meant, pass `expect={{'target': 'log_v'}}`)"
+        )
+        hint = hint if expected is not None and got.target_rule == "log_v" else ""
+        return [(f"c is {got.target:.5g}, not {c:.5g}{hint}", witness)]
+    moves_otherwise = expected is None and got.target_rule not in (None, "log_v")
+    return [("c does not follow log V", witness)] if moves_otherwise else []
 
 
 REPEATS = 32

@@ -547,8 +547,7 @@ def weigh(ident: Identification, batch: Probe, keep: Tensor, grad_TV: Tensor) ->
     silent = bool(((b_T.abs() < 1e-3 * abs(mean)) & use & (abs(mean) > NO_CE)).any())
     if not chosen.quantities:
         return Weights(len(keep), len(at), ce, 0.0, 0.0, spread, True, leaks and silent)
-    gain_T = batch.gain_squared_T[at] if chosen.damping is not None else None
-    unit = unit_amounts(chosen, rows.reference, gain_T)
+    unit = _unit_amounts(chosen, rows.reference, 0.0 if chosen.damping is None else batch.gain_squared_T[at])
     seen, sigma = rows.amounts(chosen.smoothing), rows.sigmas
     ways = []
     for shared in (False, True) if spread else (False,):
@@ -562,13 +561,12 @@ def weigh(ident: Identification, batch: Probe, keep: Tensor, grad_TV: Tensor) ->
     return Weights(len(keep), len(at), ce, z, slack, spread, shared, leaks and (silent or bool(missing.any())))
 
 
-def unit_amounts(chosen: Fit, r: Probe, gain_T: Tensor | None) -> Tensor:
+def _unit_amounts(chosen: Fit, r: Probe, gain_T: Tensor | float) -> Tensor:
     """(k, g, m) [3, T] of the penalties at λ = w = 1 of the first one, the others in proportion."""
     total = torch.zeros(3, len(r.target_T), dtype=torch.float64)
     for quantity, slope, offset in zip(chosen.quantities, chosen.slope, chosen.offset, strict=True):
         source_T = chosen.quantities[0].factor * (slope * quantity.value(r) - offset) / chosen.slope[0]
-        if chosen.damping is not None and gain_T is not None:
-            source_T = source_T / (1 + chosen.damping * gain_T)
+        source_T = source_T / (1 + (chosen.damping or 0.0) * gain_T)
         total = total + torch.tensor(quantity.amounts, dtype=torch.float64).unsqueeze(-1) * source_T
     return total
 
@@ -822,7 +820,7 @@ def _moved_targets(ident: Identification) -> Literal["shifted", "rolled"] | None
 
 def _with_added(box: BlackBox, space: Space, seed: int, plain: Identification) -> Identification:
     """Where the loss is CE alone and a Z with a gradient is returned next to it: what the caller's sum applies."""
-    for item in plain.first.outcomes["mixed"].reported:
+    for item in plain.first.outcomes["mixed"].reported.values():
         if not item.requires_grad or item.value is None:
             continue
         box.added = item.name

@@ -54,7 +54,11 @@ class _Bridge(torch.autograd.Function):
         ctx.pull_back, ctx.inputs, ctx.dtypes = pull_back, inputs, [array.dtype for array in returned]
         outputs = tuple(map(_tensor, returned))
         ones = [[torch.full_like(x, float(x is one)) for x in outputs] for one in outputs]
-        silent = [x for x, one in zip(outputs, ones, strict=True) if x.numel() == 1 and not _any(_pulled(ctx, one))]
+        silent = [
+            x
+            for x, one in zip(outputs, ones, strict=True)
+            if x.numel() == 1 and not any(grad.any() for grad in _pulled(ctx, one))
+        ]
         ctx.mark_non_differentiable(*silent)
         return outputs
 
@@ -73,10 +77,6 @@ def _pulled(ctx: Any, upstream: Sequence[Tensor]) -> list[Tensor]:
             for grad, dtype in zip(upstream, ctx.dtypes, strict=True)
         ]
         return [_tensor(grad) for grad in ctx.pull_back(cotangents)]
-
-
-def _any(grads: list[Tensor]) -> bool:
-    return any(bool(grad.any()) for grad in grads)
 
 
 def _precision(inputs: Sequence[Tensor]) -> Any:

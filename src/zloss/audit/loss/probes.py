@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 TOKENS, VOCAB = 64, 96
+FEW_TOKENS = 16
+"""Rows of a probe whose vocabulary is large: enough for every kind of row."""
 MARGIN, LEAST_MARGIN = 128.0, 104.0
 """exp(−128) is 0 in fp32 and 3e-56 in fp64; beyond 104 fp32 has no number left."""
 PADDING = -8192.0
@@ -165,8 +167,10 @@ class Space:
     def padded(self) -> bool:
         return self.lanes != self.width
 
-    def with_vocab(self, vocab: int) -> Space:
-        return replace(self, lanes=vocab, width=vocab)
+    def with_vocab(self, vocab: int, *, few: bool = False) -> Space:
+        """Another vocabulary, without padding; with `few`, fewer tokens where it is large, to be small in memory."""
+        tokens = min(self.tokens, FEW_TOKENS) if few and vocab > 4096 else self.tokens
+        return replace(self, lanes=vocab, width=vocab, tokens=tokens)
 
 
 def draw(kind: str, space: Space, seed: int) -> Probe:

@@ -82,7 +82,7 @@ def recognise(
     `masked` is a batch with ignored tokens: what is reported over all tokens and trained over valid ones differs only there.
     """
     items, meanings = draw.outcomes["mixed"].reported, _meanings(ident)
-    return tuple(_recognise(ident, draw, meanings, item, expected_target, masked) for item in items)
+    return tuple(_recognise(ident, draw, meanings, item, expected_target, masked) for item in items.values())
 
 
 Meaning = Callable[[Probe, Outcome], float]
@@ -102,10 +102,10 @@ def _recognise(
     close = CLOSE_16_BITS if item.dtype in (torch.bfloat16, torch.float16) else CLOSE
 
     def said(outcome: Outcome) -> float:
-        one = outcome.item(item.name)
+        one = outcome.reported.get(item.name)
         return math.nan if one is None or one.value is None else one.value
 
-    if masked is not None and ((other := masked[1].item(item.name)) is None or other.value is None):
+    if masked is not None and math.isnan(said(masked[1])):
         masked = None  # not reported there
 
     def agrees(meaning: Meaning, probe: Probe, outcome: Outcome) -> bool:
@@ -113,7 +113,7 @@ def _recognise(
         value, wanted, slack = said(outcome), meaning(probe, outcome), 1e-9 + abs(outcome.value) * ident.eps * 4
         return math.isfinite(value) and abs(value - wanted) <= close * max(abs(value), abs(wanted)) + slack
 
-    calls = [(draw.probes[name], out) for name, out in draw.outcomes.items() if out.item(item.name) is not None]
+    calls = [(draw.probes[name], out) for name, out in draw.outcomes.items() if item.name in out.reported]
     for role, meaning in meanings.items():
         if all(agrees(meaning, *call) for call in calls):
             one = Returned(item.name, role, 1.0 if role == "z" else None)

@@ -66,8 +66,7 @@ def try_sizes(
             continue
         begun = time.perf_counter()
         if thorough or begun - started + rate * entries <= BUDGET:
-            verdict, sentence, figure = _try(box, ident, space, masked, seed)
-            one = replace(one, verdict=verdict, sentence=sentence, figure=figure)
+            one = SizeTried(one.shape, masked, *_try(box, ident, space, masked, seed))
             # Building and comparing a probe counts as well.
             rate = max(rate, (time.perf_counter() - begun) / entries) if entries > 5000 else rate
         out.append(one)
