@@ -258,9 +258,7 @@ def test_every_number_of_a_model_equals_autograd(tmp_path: Path, kind: str, coef
     ids, target = blocks.batch(slice(0, 3))
     methods = ("standard", "centered", "factorized", "gain-aware")[: 1 if head.softcap is not None else None]
     objectives = {method: make_objective(method, coef) for method in methods}
-    found = objective_gradients(
-        checkpoint, measurement_of(head, coef=coef), blocks, 3, objectives, whole_model=methods
-    )
+    found = objective_gradients(checkpoint, measurement_of(head, coef=coef), blocks, 3, objectives, whole_model=methods)
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
     parameters = list(model.requires_grad_(True).parameters())

@@ -13,31 +13,16 @@ from tests.audit.checkpoint.test_run import CONFIG
 from tests.tiny_models import save_model
 from zloss.audit.checkpoint import run
 from zloss.audit.checkpoint.run import run_audit
-from zloss.cli.main import main
 from zloss.errors import InputError
 from zloss.jobs import Job
 from zloss.measure.measurement import measurement_of
 from zloss.models.checkpoint import is_offloaded, load_checkpoint, model_fingerprint, weight_fingerprint
 from zloss.models.output_head import find_head
-from zloss.text import pydoc_topics
 
 LITTLE = {"cpu": 60_000}
 """Less than any of the models: the rest goes to disk."""
 KINDS = ("gpt2", "phi", "mixtral")
 """A tied head, an untied one with a bias, and experts."""
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("models")
-    return {kind: save_model(kind, root / kind) for kind in KINDS}
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "topics.txt"
-    path.write_text("\n\n".join(pydoc_topics()[:30]))
-    return path
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,10 +82,3 @@ def test_several_processes_refuse_a_device_map(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Job, "together", lambda job, make, *args: make(*args))
     with pytest.raises(InputError, match=r"`device_map` places one model .* there are 2 processes"):
         run.run_audit_of(Job(0, 2), dataclasses.replace(CONFIG, device_map="auto"))
-
-
-def test_the_command_takes_the_option(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    words = ["audit", str(folders["gpt2"]), "--text", str(text), "--blocks", "4", "--block-size", "32", "--quiet"]
-    words += ["--no-figures", "--device-map", "auto", "--out", str(tmp_path / "out")]
-    assert main(words) == 0
-    assert (tmp_path / "out" / "tokens.parquet").is_file()
