@@ -72,14 +72,18 @@ def as_written(report: AuditReport) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def audited(folders: dict[str, Path], text: Path) -> Callable[[str], tuple[dict[str, Any], dict[str, Any]]]:
+def audited(folders: dict[str, Path], text: Path) -> Callable[..., tuple[dict[str, Any], dict[str, Any]]]:
     """(report.json, its truth) of a kind of model."""
 
     @cache
-    def both(kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        return as_written(audit(folders[kind], text)), truth_of(*load_fp64(folders[kind]), text)
+    def report(kind: str, dtype: str) -> dict[str, Any]:
+        return as_written(audit(folders[kind], text, dtype=dtype))
 
-    return both
+    @cache
+    def truth(kind: str) -> dict[str, Any]:
+        return truth_of(*load_fp64(folders[kind]), text)
+
+    return lambda kind, dtype="fp32": (report(kind, dtype), truth(kind))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,11 +102,8 @@ def test_every_number_equals_the_straight_definition(kind: str, audited: Any) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_audit_in_fp64_differs_by_rounding_only(
-    kind: str, folders: dict[str, Path], text: Path, audited: Any
-) -> None:
-    _, truth = audited(kind)
-    assert list(differences(as_written(audit(folders[kind], text, dtype="fp64")), truth, tolerance=FP64)) == []
+def test_an_audit_in_fp64_differs_by_rounding_only(kind: str, audited: Any) -> None:
+    assert list(differences(*audited(kind, "fp64"), tolerance=FP64)) == []
 
 
 def test_the_sample_of_a_long_text_is_that_of_the_smallest_hashes(folders: dict[str, Path], text: Path) -> None:
@@ -190,14 +191,10 @@ def test_the_oracle_sees_a_small_mistake_in_any_number(kind: str, audited: Any) 
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "gemma2"])
-def test_the_oracle_sees_a_small_mistake_in_the_log_probabilities_of_16_bit_logits(
-    kind: str, folders: dict[str, Path], text: Path
-) -> None:
+def test_the_oracle_sees_a_small_mistake_in_the_log_probabilities_of_16_bit_logits(kind: str, audited: Any) -> None:
     """In fp64, where no logit is rounded to another 16-bit number than in the oracle: 1e-6 is enough."""
-    report = as_written(audit(folders[kind], text, dtype="fp64"))["logit_noise"]
-    truth = truth_of(*load_fp64(folders[kind]), text)["logit_noise"]
+    report, truth = (each["logit_noise"] for each in audited(kind, "fp64"))
     assert len(report["rows"]) == (14 if kind == "gpt2" else 6)
-    assert list(differences(report, truth, "logit_noise", tolerance=FP64)) == []
     for index in range(len(report["rows"])):
         for path in entries(report["rows"][index], ("rows", index)):
             wrong = changed(report, path, slightly_wrong)
@@ -260,12 +257,12 @@ def pairs(counts: list[int]) -> list[int]:
     return [sum(counts[index : index + 2]) for index in range(0, len(counts) - len(counts) % 2, 2)]
 
 
-def test_the_oracle_sees_a_wrong_head(folders: dict[str, Path], text: Path) -> None:
+def test_the_oracle_sees_a_wrong_head(folders: dict[str, Path], text: Path, audited: Any) -> None:
     """A head whose bias is dropped does not pass for the right one."""
     model, tokenizer = load_fp64(folders["phi"])
     with torch.no_grad():
         model.get_output_embeddings().bias.zero_()
-    wrong = "\n".join(differences(as_written(audit(folders["phi"], text)), truth_of(model, tokenizer, text)))
+    wrong = "\n".join(differences(audited("phi")[0], truth_of(model, tokenizer, text)))
     for section in ("ppl", "heads.raw", "heads.centered", "gradient.raw", "figures.geometry", "extreme_tokens"):
         assert section in wrong
 
@@ -273,10 +270,10 @@ def test_the_oracle_sees_a_wrong_head(folders: dict[str, Path], text: Path) -> N
 def test_bos_is_read_and_not_counted(tmp_path: Path, text: Path) -> None:
     folder = save_model("gpt2", tmp_path / "bos", bos=True)
     model, tokenizer = load_fp64(folder)
+    truths = {bos: truth_of(model, tokenizer, text, bos=bos) for bos in (0, None)}
     for policy, bos in (("auto", 0), ("yes", 0), ("no", None)):
-        truth = truth_of(model, tokenizer, text, bos=bos)
-        assert truth["corpus"]["predictions"] == BLOCKS * SIZE
-        assert list(differences(as_written(audit(folder, text, bos=policy)), truth)) == []
+        assert truths[bos]["corpus"]["predictions"] == BLOCKS * SIZE
+        assert list(differences(as_written(audit(folder, text, bos=policy)), truths[bos])) == []
 
 
 def test_a_bias_of_minus_infinity_leaves_the_raw_numbers(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:

@@ -298,18 +298,16 @@ def _extreme_tokens(
     }
     tokens = []
     for place, (block, position) in enumerate(zip(columns["block"][rows], columns["position"][rows], strict=True)):
-        block, position = int(block) - blocks.offset, int(position)
-        first = block * (blocks.size + blocks.separate)
-        index = first + position
-        # The context stays inside the block: the model does not see the one before it.
-        start = max(first, index + 1 - CONTEXT_TOKENS)
+        first = int(block) - blocks.offset
+        inputs_BN, targets_BN = blocks.batch(slice(first, first + 1))
         numbers = {column: value[place] if math.isfinite(value[place]) else None for column, value in shown.items()}
         tokens.append(
             ExtremeToken(
-                block=block + blocks.offset,
-                position=position,
-                target=text(blocks.stream[index + 1 : index + 2]),
-                context=text(blocks.stream[start : index + 1]),
+                block=int(block),
+                position=int(position),
+                target=text(targets_BN[0, position : position + 1]),
+                # The context stays inside the block: the model does not see the one before it.
+                context=text(blocks.counted(inputs_BN)[0, : position + 1][-CONTEXT_TOKENS:]),
                 **numbers,
             )
         )

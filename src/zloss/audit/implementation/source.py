@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import torch
@@ -51,20 +52,14 @@ def source_audit(
     `advance` receives the number of tokens of each finished chunk.
     """
     reference = fp64_head(head)
-    chunks: dict[tuple[Storage, float], list[SourceErrors]] = {
-        (storage, scale): [] for storage in storages for scale in logit_scales
-    }
-    blocks: list[int] = []
-    for block, block_BD in enumerate(torch.split(hidden_TD, block_size)):
-        for chunk in token_chunks(len(block_BD), head.vocab):
-            z_CV = reference.logits(block_BD[chunk].double())
-            for (storage, scale), found in chunks.items():
-                scaled_CV = z_CV * scale
-                stored_CV = scaled_CV.to(storage_dtype(storage))
-                found.append(source_errors(scaled_CV, stored_CV, coef, target))
-            blocks.append(block)
-            advance(len(z_CV))
-    return tuple(_source_line(*key, found, blocks, target) for key, found in chunks.items())
+    found: dict[tuple[Storage, float], list[SourceErrors]] = {key: [] for key in product(storages, logit_scales)}
+    for chunk in token_chunks(len(hidden_TD), head.vocab):
+        z_CV = reference.logits(hidden_TD[chunk].double())
+        for (storage, scale), errors in found.items():
+            scaled_CV = z_CV * scale
+            errors.append(source_errors(scaled_CV, scaled_CV.to(storage_dtype(storage)), coef, target))
+        advance(len(z_CV))
+    return tuple(_source_line(*key, errors, block_size, target) for key, errors in found.items())
 
 
 @dataclass(frozen=True)
@@ -106,20 +101,14 @@ class SourceLine:
 
 
 def _source_line(
-    storage: str,
-    logit_scale: float,
-    chunks: Sequence[SourceErrors],
-    blocks: Sequence[int],
-    target: float,
+    storage: str, logit_scale: float, chunks: Sequence[SourceErrors], block_size: int, target: float
 ) -> SourceLine:
-    """One line from the errors of all chunks; `blocks` has the block of every chunk."""
-    value_B, value_got_B = np.zeros(blocks[-1] + 1), np.zeros(blocks[-1] + 1)
-    for block, chunk in zip(blocks, chunks, strict=True):
-        value_B[block] += float(chunk.value_C.sum())
-        value_got_B[block] += float(chunk.value_got_C.sum())
+    """One line from the errors of all chunks."""
     value, value_got, residual = (
         torch.cat([getattr(chunk, name) for chunk in chunks]) for name in ("value_C", "value_got_C", "residual_C")
     )
+    starts = list(range(0, len(value), block_size))
+    value_B, value_got_B = (np.add.reduceat(value_T.cpu().numpy(), starts) for value_T in (value, value_got))
     source = joined_errors([chunk.source for chunk in chunks])
     terms = {name: torch.cat([chunk.terms[name] for chunk in chunks]) for name in chunks[0].terms}
     return SourceLine(
@@ -127,7 +116,7 @@ def _source_line(
         logit_scale=logit_scale,
         tokens=len(value),
         target=target,
-        forward_scalar=mean(finite(abs(value_got_B - value_B) / np.maximum(value_B, TINY))),
+        forward_scalar=mean(abs(value_got_B - value_B) / np.maximum(value_B, TINY)),
         forward=tail((value_got - value).abs() / value.clamp_min(TINY)),
         delta_src=tail(source.delta),
         delta_src_all=source.whole,
