@@ -33,7 +33,7 @@ from zloss.models.output_head import OutputHead, find_head, hidden_states
 from zloss.objectives import make_objective
 from zloss.text import Blocks
 
-VOCAB, WIDTH, SHAPE = 23, 6, (5, 5)
+VOCAB, WIDTH, PARTS = 23, 6, (3, 2)
 
 
 class Layer(nn.Module):
@@ -86,41 +86,49 @@ def toy(**options: bool) -> tuple[Toy, OutputHead]:
     return model, OutputHead(model.table, model.table.weight, None, tied=True)
 
 
-def ids_and_seeds() -> tuple[Tensor, dict[str, Tensor]]:
+def ids_and_seeds() -> tuple[list[Tensor], dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(2)
-    ids_BN = torch.randint(VOCAB, SHAPE, generator=generator)
-    seeds = {name: torch.randn(25, WIDTH, generator=generator, dtype=torch.float64) for name in (CE, "b", "c")}
-    return ids_BN, seeds
+    ids = [torch.randint(VOCAB, (blocks, 5), generator=generator) for blocks in PARTS]
+    tokens = 5 * sum(PARTS)
+    seeds = {name: torch.randn(tokens, WIDTH, generator=generator, dtype=torch.float64) for name in (CE, "b", "c")}
+    return ids, seeds
 
 
-def measured(model: Toy, head: OutputHead) -> tuple[InnerProducts, dict[str, Tensor], int]:
-    """(inner products, gradients of the table at its used rows, number of calls of layers)."""
-    ids_BN, seeds = ids_and_seeds()
+def measured(model: Toy, head: OutputHead) -> tuple[InnerProducts, dict[str, Tensor], list[int]]:
+    """(inner products, gradients of the table at its used rows, calls of layers in every forward pass)."""
+    ids, seeds = ids_and_seeds()
     products = InnerProducts()
-    with all_parameters_on(model), torch.enable_grad():
-        hidden_BND, calls = cut_forward(model, model, ids_BN)
-        count = len(calls)
-        body = BodyGradients(model, head, torch.unique(ids_BN), products)
-        return products, body.add_all(hidden_BND.flatten(0, 1), calls, seeds), count
+    with all_parameters_on(model):
+        passes = [cut_forward(model, model, part) for part in ids]
+        counts = [len(calls) for _, calls in passes]
+        with torch.enable_grad():
+            forwards = [(hidden_BND.flatten(0, 1), calls) for hidden_BND, calls in passes]
+        table_UD = BodyGradients(model, head, torch.unique(torch.cat(ids)), products).add_all(forwards, seeds)
+    return products, table_UD, counts
 
 
 def agrees(products: InnerProducts, table_UD: dict[str, Tensor], model: Toy) -> bool:
-    """Whether the numbers are those of autograd without cuts."""
-    ids_BN, seeds = ids_and_seeds()
-    hidden_TD = model(ids_BN).reshape(-1, WIDTH)
-    table = model.table.weight
-    rest = [parameter for parameter in model.parameters() if parameter is not table]
-    of_table, of_rest = {}, {}
-    for name, seed in seeds.items():
-        of_table[name], *grads = torch.autograd.grad(hidden_TD, [table, *rest], seed, retain_graph=True)
-        of_rest[name] = torch.cat([grad.flatten() for grad in grads])
+    """Whether the numbers are those of autograd over all parts at once."""
+    ids, seeds = ids_and_seeds()
+    hidden_TD = model(torch.cat(ids)).reshape(-1, WIDTH)
+    named = dict(model.named_parameters())
+    grads = {
+        name: dict(
+            zip(named, torch.autograd.grad(hidden_TD, list(named.values()), seed, retain_graph=True), strict=True)
+        )
+        for name, seed in seeds.items()
+    }
+    used_U = torch.unique(torch.cat(ids))
+    body = {
+        name: torch.cat([g.flatten() for key, g in grad.items() if key != "table.weight"])
+        for name, grad in grads.items()
+    }
     near = [
-        products.inner(name, other, ("body",)) == pytest.approx(float(of_rest[name] @ of_rest[other]), rel=1e-8)
+        products.inner(name, other, ("body",)) == pytest.approx(float(body[name] @ body[other]), rel=1e-8)
         for name in seeds
         for other in (name, CE)
     ]
-    rows_U = torch.unique(ids_BN)
-    tables = (torch.allclose(table_UD[name], of_table[name][rows_U], rtol=1e-9) for name in seeds)
+    tables = (torch.allclose(table_UD[name], grads[name]["table.weight"][used_U], rtol=1e-9) for name in seeds)
     return all(near) and table_UD.keys() == seeds.keys() and all(tables)
 
 
@@ -155,8 +163,8 @@ def test_every_kind_of_stack(
     model, head = toy(shares=shares)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter) if held else None
-    products, table_UD, count = measured(model, head)
-    assert count == cuts
+    products, table_UD, counts = measured(model, head)
+    assert counts == [cuts, cuts]
     assert agrees(products, table_UD, model)
     assert all("forward" not in vars(module) for module in model.modules())
     for parameter in model.parameters():
@@ -192,8 +200,8 @@ def overwrite(sums: Any, tensor: Tensor, name: str, grad: Tensor) -> None:
     straight_add(sums, tensor, name, grad)
 
 
-def last_use(sums: Any, tensor: Tensor, name: str, grad: Tensor) -> None:
-    """Only one of the layers that use a parameter."""
+def last_part(sums: Any, tensor: Tensor, name: str, grad: Tensor) -> None:
+    """Only the last forward pass."""
     if isinstance(tensor, nn.Parameter):
         sums._sums[id(tensor)].pop(name, None)
     straight_add(sums, tensor, name, grad)
@@ -211,7 +219,7 @@ def detached(forward: Any, arguments: list[Any], structure: Any, *, graph: bool)
 
 MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "adjoints overwritten": (BodyGradients, "add", overwrite),
-    "one use of a layer only": (BodyGradients, "add", last_use),
+    "one forward pass only": (BodyGradients, "add", last_part),
     "arguments forgotten": (engine, "_run", detached),
     "products in fp32": (InnerProducts, "add_pair", in_fp32),
 }
@@ -249,7 +257,7 @@ def test_the_stack_is_the_list_with_the_most_parameters() -> None:
 @pytest.mark.parametrize("coef", [1e-4, 30.0])
 @pytest.mark.parametrize("kind", ["gpt2", "neox", "phi", "mixtral", "gemma2", "granite"])
 def test_every_number_of_a_model_equals_autograd(tmp_path: Path, kind: str, coef: float) -> None:
-    """Tied and untied heads, a bias, experts, a cap, a scale; λ as in training, and one that outweighs CE."""
+    """Tied and untied heads, a bias, experts, a cap, a scale; λ as in training, and one that outweighs CE; two passes."""
     model, tokenizer = load_fp64(save_model(kind, tmp_path))
     model.requires_grad_(False)
     checkpoint = Checkpoint(kind, "safetensors", model, tokenizer, False)
@@ -258,7 +266,9 @@ def test_every_number_of_a_model_equals_autograd(tmp_path: Path, kind: str, coef
     ids, target = blocks.batch(slice(0, 3))
     methods = ("standard", "centered", "factorized", "gain-aware")[: 1 if head.softcap is not None else None]
     objectives = {method: make_objective(method, coef) for method in methods}
-    found = objective_gradients(checkpoint, measurement_of(head, coef=coef), blocks, 3, objectives, whole_model=methods)
+    found = objective_gradients(
+        checkpoint, measurement_of(head, coef=coef), blocks, 3, objectives, whole_model=methods, forward_blocks=2
+    )
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
     parameters = list(model.requires_grad_(True).parameters())

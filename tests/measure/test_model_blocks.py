@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.tiny_models import configs, save_tokenizer
 from zloss.cli.main import main
 from zloss.errors import CheckpointError
 from zloss.measure.measurement import model_blocks
-from zloss.models.checkpoint import Checkpoint, load_checkpoint, positions_of
+from zloss.models.checkpoint import load_checkpoint, positions_of
 from zloss.text import open_corpus
 
 
 def save_narrow(folder: Path, vocab: int) -> Path:
     """A GPT-2 whose embedding has `vocab` rows, with the tokenizer of 500 entries."""
+    from transformers import AutoModelForCausalLM
+
     config = configs()["gpt2"]
     config.vocab_size = vocab
     torch.manual_seed(0)
@@ -38,20 +38,30 @@ def test_ids_beyond_the_embedding_are_one_sentence(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize(
-    ("kind", "config", "expected"),
-    [
-        ("gpt2", configs()["gpt2"], (128, True)),
-        ("neox", configs()["neox"], (128, False)),  # rotary positions have no end
-        ("opt", {"ffn_dim": 16, "word_embed_proj_dim": 16, "max_position_embeddings": 40}, (40, True)),  # 42 rows
-        ("gptj", {"rotary_dim": 4, "n_positions": 40}, (40, True)),  # sines of rotary positions are in a table
-        ("bloom", {}, None),
-    ],
+    ("kind", "expected"),
+    [("gpt2", (128, True)), ("neox", (128, False)), ("phi", (128, False))],
 )
-def test_learned_positions_end_and_rotary_ones_do_not(
-    kind: str, config: Any, expected: tuple[int, bool] | None
-) -> None:
-    if isinstance(config, dict):
-        small = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-        config = AutoConfig.for_model(kind, **small, **config)
-    model = AutoModelForCausalLM.from_config(config)
-    assert positions_of(Checkpoint(kind, "config", model, None, False)) == expected
+def test_learned_positions_end_and_rotary_ones_do_not(kind: str, expected: tuple[int, bool], tmp_path: Path) -> None:
+    from tests.tiny_models import save_model
+
+    assert positions_of(load_checkpoint(str(save_model(kind, tmp_path)))) == expected
+
+
+def test_families_with_a_table_are_recognised() -> None:
+    """OPT reserves two rows of its table; GPT-J keeps rotary sines in one; BLOOM has no positions."""
+    import transformers as t
+
+    from zloss.models.checkpoint import Checkpoint
+
+    small = {"vocab_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    made = {
+        "opt": t.OPTForCausalLM(
+            t.OPTConfig(**small, hidden_size=16, ffn_dim=16, word_embed_proj_dim=16, max_position_embeddings=40)
+        ),
+        "gptj": t.GPTJForCausalLM(
+            t.GPTJConfig(vocab_size=64, n_embd=16, n_layer=1, n_head=2, rotary_dim=4, n_positions=40)
+        ),
+        "bloom": t.BloomForCausalLM(t.BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2)),
+    }
+    found = {name: positions_of(Checkpoint(name, "config", model, None, False)) for name, model in made.items()}
+    assert found == {"opt": (40, True), "gptj": (40, True), "bloom": None}

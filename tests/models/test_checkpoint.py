@@ -17,9 +17,21 @@ from zloss.models.checkpoint import (
     model_fingerprint,
     weight_fingerprint,
 )
-from zloss.models.output_head import check_head, find_head
+from zloss.models.output_head import check_head, find_head, hidden_states
 
 IDS = torch.arange(2, 60)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "neox", "phi", "cohere", "granite", "gemma2"])
+def test_heads_reproduce_the_models_own_logits(kind: str, tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(str(save_model(kind, tmp_path)))
+    head = find_head(checkpoint)
+    assert check_head(checkpoint, head, IDS) < 1e-5
+    assert head.vocab == VOCAB
+    assert head.tied == (kind not in ("neox", "phi"))
+    with hidden_states(checkpoint, head) as hidden_of:
+        assert hidden_of(IDS.unsqueeze(0)).shape == (1, len(IDS), head.width)
+    assert not head.module._forward_pre_hooks
 
 
 def test_an_unknown_transformation_of_the_logits_stops_the_audit(tmp_path: Path) -> None:
@@ -103,7 +115,7 @@ def test_gguf_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / "bad.gguf").write_bytes(content)
         with pytest.raises(CheckpointError, match="GGUF"):
             load_checkpoint(str(tmp_path / "bad.gguf"))
-    assert not list((tmp_path / "cache" / "gguf").glob("*"))
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ import pytest
 
 from tests.tiny_gguf import tiny_tensors, write_gguf
 from zloss.cli.main import main
-from zloss.models.checkpoint import load_checkpoint, looks_like_a_path
+from zloss.errors import CheckpointError
+from zloss.models.checkpoint import hub_is_reachable, load_checkpoint, looks_like_a_path
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_paths_and_ids(name: str, path: bool, tmp_path: Path, monkeypatch: pytes
     ("name", "said"),
     [
         ("models/gtp2", "no model 'models/gtp2': there is no such folder. Did you mean models/gpt2?"),
-        ("lama", "the hub does not answer, and the cache does not have it). Did you mean llama?"),
+        ("lama", "Did you mean llama?"),
         ("lama.gguf", "there is no GGUF file lama.gguf."),
     ],
 )
@@ -63,6 +64,17 @@ def test_every_command_says_the_same_of_a_missing_model_at_once(
     (error,) = errors
     assert said in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-gpt2").mkdir()
+    began = time.perf_counter()
+    assert not hub_is_reachable()
+    with pytest.raises(CheckpointError, match=r"the hub does not answer.*Did you mean my-gpt2\?"):
+        load_checkpoint("my-gtp2")
+    assert time.perf_counter() - began < 10
 
 
 def test_a_conversion_shows_no_bar(

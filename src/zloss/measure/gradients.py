@@ -6,8 +6,8 @@ over the whole model on request. No gradient of the model is kept, and `.grad` i
 1. A forward pass, cut at the decoder layers: a layer runs without a graph, and what it returns is a leaf of the graph above
    it. The outputs of the layers (L·T·D numbers) and the small graphs between them are kept.
 2. The seeds Wᵀδ of all losses, from Wᵀp and the coefficients of `Objective.source`.
-3. From the last layer to the first: recompute the layer, go back once per seed, reduce the parameter gradients to inner
-   products in fp64, and drop them.
+3. From the last layer to the first: recompute the layer, go back once per seed, add the parameter gradients of all forward
+   passes, reduce them to inner products in fp64, and drop them.
 4. The gradients of the head itself, a block of vocabulary rows at a time.
 
 Cost below the head, in forward passes: 1 for the pass, 1 for the recomputation, 2 for each seed.
@@ -17,6 +17,7 @@ Axes: B blocks, N positions, T = B·N predictions, U rows of a tied table that t
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, autograd, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils.checkpoint import checkpoint as recomputed_in_backward
 
 from zloss.console import Progress, Silent
 from zloss.errors import CheckpointError
@@ -58,6 +60,7 @@ def diagnostic_gradients(
     count: int,
     *,
     target: float | None = None,
+    forward_blocks: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[GradientInfo, dict[str, PathNumbers], dict[str, float | None]]:
     """R_Z and C_Z of λ_diag(log Z − c)² on the first `count` blocks in both coordinates, the tied paths by coordinate, and the
@@ -73,10 +76,10 @@ def diagnostic_gradients(
     if target is not None and target != measurement.target:
         planned = PLANNED
         objectives[PLANNED] = StandardZLoss(measurement.coef, target)
-    whole_model = dict.fromkeys((RAW, planned))
     products = objective_gradients(
-        checkpoint, measurement, blocks, count, objectives, whole_model=whole_model, progress=progress
-    )
+        checkpoint, measurement, blocks, count, objectives,
+        whole_model=tuple(dict.fromkeys((RAW, planned))), forward_blocks=forward_blocks, progress=progress,
+    )  # fmt: skip
     norms = {name: products.norm(name) for name in (CE, RAW, CENTERED) if name == CE or name in objectives}
     info = GradientInfo(
         coef=measurement.coef,
@@ -153,9 +156,13 @@ def objective_gradients(
     objectives: Mapping[str, Objective],
     *,
     whole_model: Collection[str] = (),
+    forward_blocks: int | None = None,
     progress: Progress | None = None,
 ) -> InnerProducts:
-    """The gradients of CE and of every objective on the first `count` blocks, those in `whole_model` over all parameters."""
+    """The gradients of CE and of every objective on the first `count` blocks, those in `whole_model` over all parameters.
+
+    `forward_blocks` are the blocks of one forward pass (None: all); the numbers depend on it by rounding only.
+    """
     head, model = measurement.head, checkpoint.model
     device = head.weight_VD.device
     inputs_BN, target_T = blocks.inputs(0, count).to(device), blocks.targets(0, count).reshape(-1).to(device)
@@ -163,18 +170,19 @@ def objective_gradients(
     with (
         (progress or Silent()).step("gradients", len(decoder_layers(model)) + 1, "layers") as step,
         all_parameters_on(model),
-        torch.enable_grad(),
     ):
         with hidden_states(checkpoint, head) as hidden_of:
-            hidden_BND, calls = cut_forward(model, hidden_of, inputs_BN)
-        hidden_TD = blocks.counted(hidden_BND).flatten(0, 1)
-        problem = measurement.problem(hidden_TD.detach(), target_T)
+            split = torch.split(inputs_BN, forward_blocks or max(1, count))
+            passes = [cut_forward(model, hidden_of, ids_BN) for ids_BN in split]
+        with torch.enable_grad():
+            forwards = [(blocks.counted(hidden_BND).flatten(0, 1), calls) for hidden_BND, calls in passes]
+        problem = measurement.problem(torch.cat([hidden_TD.detach() for hidden_TD, _ in forwards]), target_T)
         sources, seeds_TD, log_z_T = gradient_seeds(measurement, problem, objectives)
         # Below an untied head only the whole-model numbers need a backward pass.
         below = (CE, *objectives) if head.tied else (CE, *whole_model) if whole_model else ()
-        seeds_TD = {name: seeds_TD[name].to(hidden_TD.dtype) for name in below}
+        used_TD = {name: seeds_TD[name] for name in below}
         body = BodyGradients(model, head, rows_U, products)
-        table_UD = body.add_all(hidden_TD, calls, seeds_TD, after_layer=lambda: step.advance(1))
+        table_UD = body.add_all(forwards, used_TD, after_layer=lambda: step.advance(1)) if below else {}
         add_head_gradients(products, problem, log_z_T, sources, table_UD, rows_U if head.tied else None)
         step.advance(1)
     return products
@@ -245,75 +253,94 @@ def add_head_gradients(
 
 
 class BodyGradients:
-    """Every loss back through the layers, last to first.
-
-    The gradient of a parameter that a single layer uses is reduced as soon as that layer is done, the others at the end.
-    """
+    """Every loss back through the layers, last to first; a parameter's gradient is reduced after its last use by a layer."""
 
     def __init__(self, model: nn.Module, head: OutputHead, rows_U: Tensor, products: InnerProducts) -> None:
-        self._model, self._rows_U, self._products = model, rows_U, products
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        inside = {id(module) for layer in decoder_layers(model) for module in layer.modules()}
+        self._outside = {id(p) for m in model.modules() if id(m) not in inside for p in m.parameters(recurse=False)}
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         tied = (p for p in self._parameters if head.tied and p.data_ptr() == head.weight_VD.data_ptr())
-        self._table = next(tied, None)
+        self._table, self._rows_U, self._products = next(tied, None), rows_U, products
         self._sums: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)  # by identity of a tensor, then by loss
         self._reduced: set[int] = set()
 
     def add_all(
         self,
-        hidden_TD: Tensor,
-        calls: list[LayerCall],
+        forwards: Sequence[tuple[Tensor, list[LayerCall]]],
         seeds_TD: Mapping[str, Tensor],
         after_layer: Callable[[], None] = lambda: None,
     ) -> dict[str, Tensor]:
-        """Take every seed back from the hidden states through the `calls` of layers, which are used up.
+        """Every seed back through all forward passes, given as (hidden states [T, D], calls of layers), which are used up.
 
         Returns the gradient [U, D] of a tied table through the input embedding, by loss.
         """
-        inside = {id(module) for call in calls for module in call.layer.modules()}
-        outside = (module for module in self._model.modules() if id(module) not in inside)
-        uses = Counter(id(parameter) for call in calls for parameter in call.layer.parameters())
-        uses.update(id(parameter) for module in outside for parameter in module.parameters(recurse=False))
-        self._go_back([(hidden_TD, seeds_TD)], [output for call in calls for output in call.outputs])
-        while calls:
-            call = calls.pop()
-            self._through_layer(call, [output for earlier in calls for output in earlier.outputs])
-            self._reduce([id(parameter) for parameter in call.layer.parameters() if uses[id(parameter)] == 1])
+        stack = [call.layer for call in forwards[0][1]]
+        if any([call.layer for call in calls] != stack for _, calls in forwards):
+            raise CheckpointError(
+                "the model calls different layers for different tokens: its gradients are not supported."
+            )
+        uses = Counter(id(parameter) for layer in stack for parameter in layer.parameters())
+        parts = {
+            name: torch.split(seed, [len(hidden_TD) for hidden_TD, _ in forwards]) for name, seed in seeds_TD.items()
+        }
+        for place, (hidden_TD, calls) in enumerate(forwards):
+            given = {name: part[place].to(hidden_TD.dtype) for name, part in parts.items()}
+            self._go_back([(hidden_TD, given)], [x for call in calls for x in call.outputs], keep=bool(calls))
+        while stack:
+            for _, calls in forwards:
+                self._through_last_layer(calls)
+            keys = [id(parameter) for parameter in stack.pop().parameters()]
+            uses.subtract(keys)
+            self._reduce([key for key in keys if not uses[key] and key not in self._outside])
             after_layer()
         table_UD = self._sums.pop(id(self._table), {})
         self._reduce(list(self._sums))
         return table_UD
 
-    def _through_layer(self, call: LayerCall, earlier: list[Tensor]) -> None:
-        """Recompute a call, and go back through it and on to the outputs of `earlier` layers."""
-        arrived = [self._sums.pop(id(output), {}) for output in call.outputs]
+    def _through_last_layer(self, calls: list[LayerCall]) -> None:
+        """Recompute the last call of a forward pass, and go back through it and through what is between it and earlier layers."""
+        call = calls.pop()
+        arrived = [self._sums.pop(id(output), None) for output in call.outputs]
         if not any(arrived):
             return
         leaves, returned = _run(call.layer.forward, call.arguments, call.structure, graph=True)
         pairs = zip(_floating(returned), arrived, strict=True)
-        self._go_back([pair for pair in pairs if pair[1] and pair[0].requires_grad], list(leaves.values()))
+        reached = [(output, found) for output, found in pairs if found is not None and output.requires_grad]
+        self._go_back(reached, list(leaves.values()))
         for tensor in {id(x): x for x in call.arguments if id(x) in leaves}.values():
-            self._go_back([(tensor, self._sums.pop(id(leaves[id(tensor)]), {}))], earlier)
+            adjoint = self._sums.pop(id(leaves[id(tensor)]), {})
+            if adjoint and not tensor.is_leaf:
+                self._go_back([(tensor, adjoint)], [x for earlier in calls for x in earlier.outputs], keep=True)
+            else:
+                for name, grad in adjoint.items():
+                    self.add(tensor, name, grad)
 
-    def _go_back(self, outputs: Sequence[tuple[Tensor, Mapping[str, Tensor]]], leaves: Sequence[Tensor]) -> None:
+    def _go_back(
+        self, outputs: Sequence[tuple[Tensor, Mapping[str, Tensor]]], leaves: Sequence[Tensor], *, keep: bool = False
+    ) -> None:
         """Every loss from `outputs` with their adjoints to the parameters and to `leaves`."""
+        tensors, names = [x for x, _ in outputs], list(outputs[0][1]) if outputs else []
         wanted = [*leaves, *self._parameters]
-        for name in outputs[0][1] if outputs else ():
-            tensors, adjoints = zip(*((tensor, adjoint[name]) for tensor, adjoint in outputs), strict=True)
-            found = autograd.grad(tensors, wanted, adjoints, retain_graph=True, allow_unused=True)
+        for name in names:
+            given = [adjoint[name] for _, adjoint in outputs]
+            retain = keep or name != names[-1]
+            found = autograd.grad(tensors, wanted, given, retain_graph=retain, allow_unused=True)
             for tensor, grad in zip(wanted, found, strict=True):
                 if grad is not None:
                     self.add(tensor, name, grad)
 
     def add(self, tensor: Tensor, name: str, grad: Tensor) -> None:
-        """Add a part of the gradient of a loss."""
+        """Add a part of the gradient of a loss; parts of a parameter's in 16 bits are summed in fp32."""
         if id(tensor) in self._reduced:
-            parameter = next(each for each, parameter in self._model.named_parameters() if parameter is tensor)
             raise CheckpointError(
-                f"{parameter} is used by several layers, but only one of them has it among its parameters: "
+                f"{self._names[id(tensor)]} is used by several layers, but only one of them has it among its parameters: "
                 "gradients of such a model are not supported."
             )
         grad = grad[self._rows_U] if tensor is self._table else grad
         here = self._sums[id(tensor)]
+        if name in here and isinstance(tensor, nn.Parameter):
+            here[name] = here[name].to(torch.promote_types(grad.dtype, torch.float32))
         here[name] = here[name] + grad if name in here else grad
 
     def _reduce(self, keys: Collection[int]) -> None:
@@ -367,22 +394,15 @@ def cut_forward(model: nn.Module, hidden_of: HiddenStates, ids_BN: Tensor) -> tu
     """(hidden states [B, N, D], the calls of the layers in order) of one forward pass; parameters require gradients already.
 
     Layers that hand tensors to one another in a container (the shared keys and values of Gemma 4), or that change their inputs
-    in place, are not cut: there are no calls, and the graph of the whole pass is kept.
+    in place, are not cut: there are no calls, and torch's checkpointing recomputes each layer in every backward pass.
     """
     calls: list[LayerCall] = []
-    before = [(layer, vars(layer).get("forward")) for layer in decoder_layers(model)]
-    for layer, _ in before:
-        layer.forward = _cut(layer, layer.forward, calls)
     try:
-        return hidden_of(ids_BN), calls
+        with replaced_forwards(model, lambda layer, forward: _cut(layer, forward, calls)):
+            return hidden_of(ids_BN), calls
     except _CannotCut:
-        calls.clear()
-    finally:
-        for layer, own in before:
-            del layer.forward
-            if own is not None:  # a hook of accelerate
-                layer.forward = own
-    return hidden_of(ids_BN), calls
+        with replaced_forwards(model, lambda layer, forward: _recomputed(forward)):
+            return hidden_of(ids_BN), []
 
 
 def _cut(layer: nn.Module, forward: Forward, calls: list[LayerCall]) -> Forward:
@@ -415,6 +435,38 @@ def _run(forward: Forward, arguments: list[Any], structure: TreeSpec, *, graph: 
     if replaced or [x._version for x in given if isinstance(x, Tensor)] != versions:
         raise _CannotCut
     return leaves, returned
+
+
+def _recomputed(forward: Forward) -> Forward:
+    """The same function; the backward pass calls it again with its arguments as they were before the first call."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        def copied(arguments: Any) -> Any:
+            return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else copy.copy(x), arguments)
+
+        def call() -> Any:
+            now_args, now_kwargs = next(first, None) or copied(before)
+            return forward(*now_args, **now_kwargs)
+
+        before, first = copied((args, kwargs)), iter([(args, kwargs)])  # other layers read what the first call changes
+        return recomputed_in_backward(call, use_reentrant=False)
+
+    return run
+
+
+@contextmanager
+def replaced_forwards(model: nn.Module, replace: Callable[[nn.Module, Forward], Forward]) -> Iterator[None]:
+    """Inside, the forward of every decoder layer is `replace(layer, forward)`; one of accelerate's hooks is put back after."""
+    before = [(layer, vars(layer).get("forward")) for layer in decoder_layers(model)]
+    for layer, _ in before:
+        layer.forward = replace(layer, layer.forward)
+    try:
+        yield
+    finally:
+        for layer, own in before:
+            del layer.forward
+            if own is not None:
+                layer.forward = own
 
 
 def _floating(tree: Any) -> list[Tensor]:

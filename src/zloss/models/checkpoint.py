@@ -14,6 +14,7 @@ import os
 import re
 import socket
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -122,6 +123,7 @@ def load_checkpoint(
     if gguf is not None:
         from zloss.models.gguf import converted_gguf
 
+        check_gguf_exists(gguf)
         with converted_gguf(gguf) as (folder, wants_bos):
             loaded = load_checkpoint(
                 str(folder), dtype=dtype, tokenizer=tokenizer, device_map=device_map, max_memory=max_memory
@@ -240,6 +242,12 @@ def check_not_bare_weights(name: str) -> None:
         "Hugging Face format (config.json, model.safetensors, tokenizer.json), or build the model in Python and call "
         "zloss.audit_model(model, tokens, head=..., hidden_of=...)."
     )
+
+
+def check_gguf_exists(file: Path) -> None:
+    """Raise a `CheckpointError` if there is no such GGUF file."""
+    if not file.is_file():
+        raise CheckpointError(f"there is no GGUF file {file}.")
 
 
 def embedded_smollm2() -> Path | None:
@@ -414,12 +422,21 @@ def hub_is_reachable() -> bool:
     if any(os.environ.get(variable) for variable in PROXIES):
         return True
     place = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
-    port = place.port or (80 if place.scheme == "http" else 443)
-    try:
-        with socket.create_connection((place.hostname or "", port), timeout=HUB_TIMEOUT):
-            return True
-    except OSError:
-        return False
+    accepted = threading.Event()
+
+    def connect() -> None:
+        try:
+            port = place.port or (80 if place.scheme == "http" else 443)
+            with socket.create_connection((place.hostname or "", port), timeout=HUB_TIMEOUT):
+                accepted.set()
+        except OSError:
+            pass
+
+    # In a thread, because the address lookup has no timeout.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(HUB_TIMEOUT)
+    return accepted.is_set()
 
 
 def positions_of(checkpoint: Checkpoint) -> tuple[int, bool] | None:

@@ -7,24 +7,24 @@ it cannot be saved or trained; one loaded from the converted folder can.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-import io
 import json
 import os
 import re
 import tempfile
+import time
 import zlib
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
+from zloss.cache import cache_root
 from zloss.errors import CheckpointError, InputError, MissingDependencyError, OutputError, first_line
 from zloss.models.checkpoint import check_loaded
 from zloss.results.folder import whole_folder
-from zloss.results.io import read_object
+from zloss.results.io import read_object, remove_abandoned, take_lock
 
 _NOTE = "zloss.json"
 """The file of a converted folder that holds what safetensors do not, and the checksum of every other file."""
@@ -34,46 +34,65 @@ _LOCK_TIMEOUT = 300.0
 
 @contextlib.contextmanager
 def converted_gguf(file: Path) -> Iterator[tuple[Path, bool]]:
-    """(folder, wants_bos) of the converted file, in the cache, or in a temporary folder if the cache cannot be written."""
-    if not file.is_file():
-        raise CheckpointError(f"there is no GGUF file {file}.")
+    """(folder, wants_bos) of the converted file, in the cache, or in a temporary folder if the cache cannot be used."""
     try:
-        folder = cache_root() / "gguf" / f"{file.stem[:100]}-{_fingerprint(file)}"
+        fingerprint = _fingerprint(file)
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror or error}.") from error
-    note = _intact_note(folder)
-    if note is None:
-        # One process at a time. One that waits too long, or cannot write the cache, converts to a temporary folder.
-        with contextlib.suppress(OutputError, OSError), FileLock(cache_root() / "gguf.lock", timeout=_LOCK_TIMEOUT):
-            note = _intact_note(folder)
-            if note is None:
-                with whole_folder(folder) as part:
-                    converted = _convert(file, part)
-                note = converted
-    if note is not None:
+    folder = _cache_folder(f"{file.stem[:100]}-{fingerprint}")
+    if folder is not None and (note := _intact_note(folder) or _convert_into(folder, file)) is not None:
         yield folder, bool(note["wants_bos"])
         return
     with tempfile.TemporaryDirectory(prefix="zloss-", ignore_cleanup_errors=True) as temporary:
-        folder = Path(temporary) / "converted"
+        place = Path(temporary) / "converted"
         try:
-            with whole_folder(folder) as part:
+            with whole_folder(place) as part:
                 note = _convert(file, part)
         except OutputError as error:
             raise CheckpointError(
                 f"{file} cannot be converted, because neither the cache nor {tempfile.gettempdir()} has room for the "
                 "converted weights: free some space, or set ZLOSS_CACHE to a folder that has it."
             ) from error
-        yield folder, bool(note["wants_bos"])
+        yield place, bool(note["wants_bos"])
 
 
-def cache_root() -> Path:
-    """$ZLOSS_CACHE, else zloss/ under the user's cache folder; an `OutputError` for a user without a home."""
-    if configured := os.environ.get("ZLOSS_CACHE"):
-        return Path(configured)
+def _cache_folder(name: str) -> Path | None:
+    """The folder of a conversion in the cache; None if the cache cannot be written."""
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "zloss"
-    except RuntimeError as error:  # neither $HOME nor an entry in the password file
-        raise OutputError("no folder can be used as a cache: set ZLOSS_CACHE to one.") from error
+        folder = cache_root() / "gguf" / name
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder.parent, os.W_OK):
+            return folder if folder.is_dir() else None
+        remove_abandoned(folder.parent)
+    except OSError:
+        return None
+    return folder
+
+
+def _convert_into(folder: Path, file: Path) -> dict[str, Any] | None:
+    """Convert to `folder`, replacing a damaged conversion; None if the cache cannot be written."""
+    try:
+        with _one_at_a_time(folder.parent):
+            # Another process may have converted it in the meantime.
+            if (note := _intact_note(folder)) is not None:
+                return note
+            with whole_folder(folder) as part:
+                return _convert(file, part)
+    except OutputError:
+        return None
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait until no other process converts into `folder`, at most `_LOCK_TIMEOUT` seconds: it may have been suspended."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        end = time.monotonic() + _LOCK_TIMEOUT
+        while not take_lock(handle) and time.monotonic() < end:
+            time.sleep(0.1)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _intact_note(folder: Path) -> dict[str, Any] | None:
@@ -122,8 +141,7 @@ def _convert(file: Path, folder: Path) -> dict[str, Any]:
         reader = gguf.GGUFReader(str(file))
         wants_bos, unexpected = _wants_bos(reader), _unexpected(reader)
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-        # `disable_progress_bar` of transformers does not cover the bar of dequantization.
-        with contextlib.redirect_stderr(io.StringIO()):
+        with _without_progress_bar():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 str(file.parent),
                 gguf_file=file.name,
@@ -144,15 +162,36 @@ def _convert(file: Path, folder: Path) -> dict[str, Any]:
     tokenizer.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
-    # Each storage once: safetensors refuses tensors that share memory, and loading ties them again.
-    state = model.state_dict()
-    names = {state[name].data_ptr(): name for name in reversed(state)}
-    untied = {name: state[name].contiguous() for name in state if name in names.values()}
-    save_file(untied, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(_untied_state(model), folder / "model.safetensors", metadata={"format": "pt"})
     checksums = {entry.name: _checksum(entry) for entry in sorted(folder.iterdir())}
     note = {"wants_bos": wants_bos, "file": file.name, "files": checksums}
     (folder / _NOTE).write_text(json.dumps(note), encoding="utf-8")
     return note
+
+
+@contextlib.contextmanager
+def _without_progress_bar() -> Iterator[None]:
+    """Hide the progress bar of dequantization, which `disable_progress_bar` of transformers does not cover."""
+    import transformers.modeling_gguf_pytorch_utils as reading
+
+    module: Any = reading
+    before = module.tqdm
+    module.tqdm = functools.partial(before, disable=True)
+    try:
+        yield
+    finally:
+        module.tqdm = before
+
+
+def _untied_state(model: Any) -> dict[str, Any]:
+    """The weights, each storage once: safetensors refuses tensors that share memory, and loading ties them again."""
+    state: dict[str, Any] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            state[name] = tensor.contiguous()
+    return state
 
 
 def _unexpected(reader: Any) -> list[str]:

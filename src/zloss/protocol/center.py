@@ -25,6 +25,7 @@ from zloss.models.checkpoint import (
     SMOLLM2_HUB,
     Checkpoint,
     check_folder_exists,
+    check_gguf_exists,
     check_not_adapter,
     embedded_smollm2,
     hub_options,
@@ -159,6 +160,7 @@ def source_folder(name: str) -> Iterator[Path]:
     """A folder in the Hugging Face format with safetensors weights: a local one, a converted GGUF file, or a hub snapshot."""
     gguf = embedded_smollm2() if name == SMOLLM2 else Path(name) if name.endswith(".gguf") else None
     if gguf is not None:
+        check_gguf_exists(gguf)
         with converted_gguf(gguf) as (folder, _wants_bos):
             yield folder
         return

@@ -47,9 +47,10 @@ def test_delta_and_cosine_are_those_of_the_definition(dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_three_terms_add_up_to_the_measured_error(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("statistics", ["fp32", "storage"])
+def test_the_three_terms_add_up_to_the_measured_error(dtype: torch.dtype, statistics: str) -> None:
     z = logits(1)
-    errors = source_errors(z, z.to(dtype), COEF, 2.0)
+    errors = source_errors(z, z.to(dtype), COEF, 2.0, statistics=statistics)  # type: ignore[arg-type]
     assert float((errors.residual_C / errors.source.want).max()) <= 1e-6
     if dtype != torch.float32:
         # Each term is needed: the other two leave something over.
@@ -66,6 +67,14 @@ def test_the_residual_sees_an_error_that_is_not_in_the_statistics(monkeypatch: p
     z = logits(2)
     errors = source_errors(z, z.bfloat16(), COEF, 2.0)
     assert float((errors.residual_C / errors.source.want).min()) > 9e-4
+
+
+def test_statistics_rounded_to_the_storage_lose_what_the_logits_kept() -> None:
+    z = logits(3).bfloat16().double()
+    kept = source_errors(z, z.bfloat16(), COEF, 2.0)
+    rounded = source_errors(z, z.bfloat16(), COEF, 2.0, statistics="storage")
+    assert float(kept.source.delta.max()) < 1e-6
+    assert float(rounded.source.delta.mean()) > 1e-3
 
 
 def head(*, bias: bool = False, **options: float) -> OutputHead:

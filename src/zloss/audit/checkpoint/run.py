@@ -139,6 +139,7 @@ def run_audit_of(
                     blocks,
                     count,
                     target=config.target,
+                    forward_blocks=config.batch_blocks,
                     progress=progress,
                 )
         if complete and noise:

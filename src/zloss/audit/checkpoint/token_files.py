@@ -207,8 +207,11 @@ def write_parquet(file: Path, parts: Iterator[Columns], facts: Mapping[str, str]
                 table = pa.table(arrays, metadata={"schema": SCHEMA, **facts})
                 if writer is None:
                     writer = parquet.ParquetWriter(handle, table.schema, use_dictionary=list(INTEGERS))
-                    stack.enter_context(writer)
                 writer.write_table(table, row_group_size=rows)
+            if writer is not None:
+                writer.close()
+            handle.flush()
+            os.fsync(handle.fileno())
     except BaseException:
         with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)

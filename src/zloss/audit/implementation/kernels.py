@@ -72,6 +72,9 @@ class KernelLine:
     """Δ_Z, likewise of the Z source."""
     z_cosine: float | None
     """Mean over tokens of the cosine between applied and true Z part."""
+    token_total: Tail
+    """Δ_tot token by token: confident tokens have almost no CE gradient, so its tail is long in any precision."""
+    token_z: Tail | None
     kernel_delta_total: float
     """Against fp64 of the inputs as they were given: the kernel's share of the error."""
     kernel_delta_z: float | None
@@ -144,6 +147,8 @@ def kernel_line(
         delta_total=whole["total"],
         delta_z=whole.get("z"),
         z_cosine=tail(joined["z"].cosine).mean if implementation.has_z else None,
+        token_total=tail(joined["total"].delta),
+        token_z=tail(joined["z"].delta) if implementation.has_z else None,
         kernel_delta_total=whole["kernel_total"],
         kernel_delta_z=whole.get("kernel_z"),
         total_cosine=joined["total"].whole_cosine,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from typing import Literal
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ STORAGE: dict[Storage, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bflo
 
 CHUNK_VALUES = 1 << 22
 """Entries of a chunk of logits: 32 MB in fp64; a measurement keeps about ten such tensors at a time."""
+Statistics = Literal["fp32", "storage"]
+"""Where log Ẑ and p̂ live: accumulated and kept in fp32, or rounded to the storage dtype themselves."""
 TINY = torch.finfo(torch.float64).tiny
 
 
@@ -45,6 +47,7 @@ def source_audit(
     logit_scales: Sequence[float] = (1, 2, 4),
     coef: float = 1e-4,
     target: float,
+    statistics: Statistics = "fp32",
     advance: Callable[[int], None] = lambda tokens: None,
 ) -> tuple[SourceLine, ...]:
     """One line per storage and logit multiplier, on the logits of `hidden_TD`: blocks of `block_size` tokens in a row.
@@ -52,14 +55,20 @@ def source_audit(
     `advance` receives the number of tokens of each finished chunk.
     """
     reference = fp64_head(head)
-    found: dict[tuple[Storage, float], list[SourceErrors]] = {key: [] for key in product(storages, logit_scales)}
-    for chunk in token_chunks(len(hidden_TD), head.vocab):
-        z_CV = reference.logits(hidden_TD[chunk].double())
-        for (storage, scale), errors in found.items():
-            scaled_CV = z_CV * scale
-            errors.append(source_errors(scaled_CV, scaled_CV.to(storage_dtype(storage)), coef, target))
-        advance(len(z_CV))
-    return tuple(_source_line(*key, errors, block_size, target) for key, errors in found.items())
+    chunks: dict[tuple[Storage, float], list[SourceErrors]] = {
+        (storage, scale): [] for storage in storages for scale in logit_scales
+    }
+    blocks: list[int] = []
+    for block, block_BD in enumerate(torch.split(hidden_TD, block_size)):
+        for chunk in token_chunks(len(block_BD), head.vocab):
+            z_CV = reference.logits(block_BD[chunk].double())
+            for (storage, scale), found in chunks.items():
+                scaled_CV = z_CV * scale
+                stored_CV = scaled_CV.to(storage_dtype(storage))
+                found.append(source_errors(scaled_CV, stored_CV, coef, target, statistics=statistics))
+            blocks.append(block)
+            advance(len(z_CV))
+    return tuple(_source_line(*key, found, blocks, statistics, target) for key, found in chunks.items())
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,7 @@ class SourceLine:
 
     storage: str
     logit_scale: float
+    statistics: Statistics
     tokens: int
     target: float
     forward_scalar: float | None
@@ -101,22 +111,30 @@ class SourceLine:
 
 
 def _source_line(
-    storage: str, logit_scale: float, chunks: Sequence[SourceErrors], block_size: int, target: float
+    storage: str,
+    logit_scale: float,
+    chunks: Sequence[SourceErrors],
+    blocks: Sequence[int],
+    statistics: Statistics,
+    target: float,
 ) -> SourceLine:
-    """One line from the errors of all chunks."""
+    """One line from the errors of all chunks; `blocks` has the block of every chunk."""
+    value_B, value_got_B = np.zeros(blocks[-1] + 1), np.zeros(blocks[-1] + 1)
+    for block, chunk in zip(blocks, chunks, strict=True):
+        value_B[block] += float(chunk.value_C.sum())
+        value_got_B[block] += float(chunk.value_got_C.sum())
     value, value_got, residual = (
         torch.cat([getattr(chunk, name) for chunk in chunks]) for name in ("value_C", "value_got_C", "residual_C")
     )
-    starts = list(range(0, len(value), block_size))
-    value_B, value_got_B = (np.add.reduceat(value_T.cpu().numpy(), starts) for value_T in (value, value_got))
     source = joined_errors([chunk.source for chunk in chunks])
     terms = {name: torch.cat([chunk.terms[name] for chunk in chunks]) for name in chunks[0].terms}
     return SourceLine(
         storage=storage,
         logit_scale=logit_scale,
+        statistics=statistics,
         tokens=len(value),
         target=target,
-        forward_scalar=mean(abs(value_got_B - value_B) / np.maximum(value_B, TINY)),
+        forward_scalar=mean(finite(abs(value_got_B - value_B) / np.maximum(value_B, TINY))),
         forward=tail((value_got - value).abs() / value.clamp_min(TINY)),
         delta_src=tail(source.delta),
         delta_src_all=source.whole,
@@ -143,14 +161,19 @@ class SourceErrors:
 
 
 @torch.no_grad()
-def source_errors(z_CV: Tensor, stored_CV: Tensor, coef: float, target: float) -> SourceErrors:
-    """Compare the source of `stored_CV`, as an implementation with fp32 statistics forms it, with that of fp64 `z_CV`."""
+def source_errors(
+    z_CV: Tensor, stored_CV: Tensor, coef: float, target: float, *, statistics: Statistics = "fp32"
+) -> SourceErrors:
+    """Compare the source of `stored_CV`, as an implementation that reads it would form it, with that of fp64 `z_CV`."""
     log_z_C = torch.logsumexp(z_CV, dim=-1)
     p_CV = torch.exp(z_CV - log_z_C.unsqueeze(1))
     violation_C = log_z_C - target
-    read_CV = at_least_fp32(stored_CV)
+    read_CV = at_least_fp32(stored_CV) if statistics == "fp32" else stored_CV
     log_z_got_C, p_got_CV = torch.logsumexp(read_CV, dim=-1), torch.softmax(read_CV, dim=-1)
-    source_got_CV = z_loss_source(stored_CV, coef, target, reduction="none").double()
+    if statistics == "fp32":
+        source_got_CV = z_loss_source(stored_CV, coef, target, reduction="none").double()
+    else:
+        source_got_CV = (2 * coef * (log_z_got_C.float() - target).unsqueeze(1) * p_got_CV.float()).double()
     value_got_C = (coef * (log_z_got_C.float() - target) ** 2).double()
 
     epsilon_z_C = log_z_got_C.double() - log_z_C
@@ -229,6 +252,7 @@ class Tail:
     """Statistics over tokens, None if there are none; nonfinite values are only counted."""
 
     mean: float | None
+    median: float | None
     p99: float | None
     maximum: float | None
     nonfinite: int = 0
@@ -239,7 +263,7 @@ def tail(values_T: Tensor) -> Tail:
     values: Array = values_T.cpu().numpy()
     known = finite(values)
     largest = float(known.max()) if known.size else None
-    return Tail(mean(known), quantile(known, 0.99), largest, values.size - known.size)
+    return Tail(mean(known), quantile(known, 0.5), quantile(known, 0.99), largest, values.size - known.size)
 
 
 def fp64_head(head: OutputHead) -> OutputHead:
