@@ -84,25 +84,20 @@ def _files(paths: Sequence[Path], text_field: str) -> Corpus:
 
 def _read_all(paths: Sequence[Path], text_field: str) -> Iterator[str]:
     for path in paths:
-        if path.suffix.lower() == ".jsonl":
-            yield from _read_jsonl(path, text_field)
-        elif path.suffix.lower() == ".parquet":
+        if path.suffix.lower() == ".parquet":
             yield from _read_parquet(path, text_field)
-        else:
-            yield _decode(path)
+            continue
+        try:
+            content = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise CorpusError(
+                f"{path} is not UTF-8 text (byte {error.start}): convert it first, e.g. `iconv -f latin1 -t utf-8`."
+            ) from error
+        yield from _read_jsonl(path, content, text_field) if path.suffix.lower() == ".jsonl" else (content,)
 
 
-def _decode(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise CorpusError(
-            f"{path} is not UTF-8 text (byte {error.start}): convert it first, e.g. `iconv -f latin1 -t utf-8`."
-        ) from error
-
-
-def _read_jsonl(path: Path, text_field: str) -> Iterator[str]:
-    for number, line in enumerate(json_lines(_decode(path)), start=1):
+def _read_jsonl(path: Path, content: str, text_field: str) -> Iterator[str]:
+    for number, line in enumerate(json_lines(content), start=1):
         if not line.strip():
             continue
         try:

@@ -32,9 +32,9 @@ from tests.distributed.recipe_cases import (
     token_recipes,
     worst,
 )
-from zloss.audit.checkpoint.token_files import TokenParts, gather_vectors, gathered_parts
+from zloss.audit.checkpoint.token_files import TokenParts, gathered_parts
 from zloss.jobs import Job
-from zloss.measure.tokens import VectorSample, concatenated
+from zloss.measure.tokens import TokenSample, concatenated
 
 STEPS, MICRO = 5, 2
 
@@ -146,26 +146,24 @@ def token_parts() -> dict[str, bool]:
         block = np.repeat(np.arange(start, stop), 4)
         return {"block": block, "ce": np.sin(block + np.tile(np.arange(4), stop - start))}
 
-    def vectors(*blocks: tuple[int, int]) -> VectorSample:
-        sample = VectorSample(2, seed=0, limit=9)
+    def vectors(*blocks: tuple[int, int]) -> TokenSample:
+        sample = TokenSample(2, seed=0, limit=9)
         for start, stop in blocks:
             index = np.arange(4 * start, 4 * stop)
-            sample.add(index, index >= 0, np.stack([index, -index], axis=1).astype(np.float32))
+            sample.add(index, np.stack([index, -index], axis=1).astype(np.float32))
         return sample
 
-    parts = TokenParts(None, "pass", lambda: "model", job=job, vectors=vectors(*spans[rank]))
+    parts = TokenParts(None, "pass", lambda: "model", vectors(*spans[rank]), job)
     for start, stop in spans[rank]:
         parts.add(start, stop, columns(start, stop))
-    assert parts.vectors is not None
-    gather_vectors(job, parts.vectors)
     found, whole = concatenated(list(gathered_parts(job, parts))), vectors((0, 6))
     if rank != 0:
         assert found == {}
         return {}
     return {
         "columns": all(np.array_equal(found[name], column) for name, column in columns(0, 6).items()),
-        "index": np.array_equal(parts.vectors.index_S, whole.index_S),
-        "vectors": np.array_equal(parts.vectors.vectors_SD, whole.vectors_SD),
+        "index": np.array_equal(parts.sample.index_S, whole.index_S),
+        "vectors": np.array_equal(parts.sample.vectors_SD, whole.vectors_SD),
     }
 
 

@@ -10,25 +10,21 @@ from torch import Tensor
 
 from tests.measure.conftest import COUNT, SIZE
 from zloss.measure.measurement import Measurement
-from zloss.measure.tokens import (
-    VectorSample,
-    concatenated,
-    geometry_sample,
-    has_plane,
-    token_batches,
-)
+from zloss.measure.tokens import Columns, TokenSample, concatenated, geometry_sample, has_plane, token_batches
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import find_head, hidden_states
 from zloss.results.audit import GeometrySample
 from zloss.text import Blocks
 
 
-def sampled(checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks, batch: int) -> GeometrySample:
-    vectors = VectorSample(measurement.head.width, seed=0)
+def sampled(
+    checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks, batch: int, spans: tuple[range, ...]
+) -> tuple[GeometrySample, Columns]:
+    sample = TokenSample(measurement.head.width, seed=0)
     with hidden_states(checkpoint, measurement.head) as hidden_of:
-        batches = token_batches(measurement, blocks, hidden_of, batch, range(COUNT), vectors)
-        columns = concatenated([part for _, part in batches])
-    return geometry_sample(columns, measurement, blocks, 0, vectors)
+        passes = [token_batches(measurement, blocks, hidden_of, batch, span, sample) for span in spans]
+        columns = concatenated([part for batches in passes for _, part in batches])
+    return geometry_sample(columns, measurement, blocks, sample), columns
 
 
 @torch.no_grad()
@@ -51,7 +47,7 @@ def straight_place(cloud_TD: Tensor, mean_D: Tensor, base_TD: Tensor) -> tuple[T
 def test_the_plane_is_that_of_all_tokens(
     checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks, batch: int
 ) -> None:
-    sample = sampled(checkpoint, measurement, blocks, batch)
+    sample, _ = sampled(checkpoint, measurement, blocks, batch, (range(COUNT),))
     assert len(sample) == COUNT * SIZE
     cloud_TD, mean_D = straight_cloud(checkpoint, blocks)
     x, y = straight_place(cloud_TD, mean_D, cloud_TD)
@@ -70,5 +66,16 @@ def test_which_heads_have_a_plane(measurement: Measurement, blocks: Blocks) -> N
     capped = replace(measurement, head=replace(measurement.head, softcap=30.0))
     flat = replace(measurement, mean_row_D=torch.zeros_like(measurement.mean_row_D))
     assert [has_plane(each) for each in (measurement, capped, flat)] == [True, False, False]
-    without = geometry_sample({}, measurement, blocks, 0, VectorSample(measurement.head.width, seed=0))
+    without = geometry_sample({}, measurement, blocks, TokenSample(measurement.head.width, seed=0))
     assert (without.x_raw, without.a2_raw, without.drawn_from) == ((), (), 0)  # no tokens yet
+
+
+def test_the_sample_of_an_offset_or_partial_table_is_by_the_place_in_the_blocks(
+    checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks
+) -> None:
+    """Two ranks, both interrupted: the table lacks blocks, and its rows are not at their place in the text."""
+    spans = (range(2), range(5, COUNT))
+    sample, columns = sampled(checkpoint, measurement, replace(blocks, offset=7), 1, spans)
+    assert len(sample) == 4 * SIZE == sample.drawn_from
+    assert sample.rank16_raw == pytest.approx(columns["rank16"].tolist())
+    assert sample.delta_u_centered == pytest.approx(columns["delta_u_centered"].tolist())

@@ -17,7 +17,6 @@ from zloss.measure.measurement import Measurement, measurement_of
 from zloss.measure.tokens import FLOATS, INTEGERS, Columns, concatenated, head_numbers, token_batches
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import find_head, hidden_states
-from zloss.results.audit import HeadNumbers
 from zloss.text import Blocks
 
 
@@ -127,16 +126,6 @@ def test_bos_positions_are_not_counted(measurement: Measurement, blocks: Blocks)
     assert columns["token"].tolist() == blocks.stream[: 2 * SIZE].tolist()
     assert columns["block"].tolist() == [5] * SIZE + [6] * SIZE
     assert columns["position"].tolist() == [*range(SIZE), *range(SIZE)]
-
-
-def test_a_head_without_mu_has_no_centered_numbers(measurement: Measurement, whole: Columns) -> None:
-    capped = replace(measurement, head=replace(measurement.head, softcap=30.0))
-    assert capped.coordinates == ("raw",)
-    assert head_numbers(whole, capped, "centered") == HeadNumbers()
-    raw = {name: column for name, column in whole.items() if name != "mu" and not name.endswith("_centered")}
-    found = head_numbers(raw, capped, "raw")
-    assert (found.mu_abs_99, found.mu_rms) == (None, None)
-    assert found.a_p_99 == head_numbers(whole, measurement, "raw").a_p_99
 
 
 def test_rows_outside_the_vocabulary_do_not_hide_the_centered_head(measurement: Measurement) -> None:

@@ -19,14 +19,9 @@ from hypothesis import strategies as st
 from tests.measure.hostile_columns import SHAPES, Array, columns, shaped
 from zloss.measure import tokens
 from zloss.results.audit import Nonfinite
-from zloss.text import Blocks
 
 finite_floats = st.floats(allow_nan=False, allow_infinity=False)
 PROPERTY = settings(max_examples=60, deadline=None)
-
-
-def blocks_of(count: int, size: int, offset: int = 0) -> Blocks:
-    return Blocks(torch.zeros(count * size + 1, dtype=torch.long), size, count, None, offset)
 
 
 # Quantiles, means, correlations
@@ -182,73 +177,45 @@ def test_extreme_tokens_are_the_first_of_the_sorted_table(scores: list[float], k
     check_extremes(scores, k)
 
 
-def table(size: int, bad: Callable[[Array], Array] = lambda index: index < 0) -> tuple[dict[str, Array], Blocks]:
-    """A table of `size` tokens in blocks of 10, of which those that are `bad` have no gain."""
-    index = np.arange(size)
-    gain = np.where(bad(index), np.nan, 1.0 + index)
-    names = ("p_norm", "log_z", "delta_u", "rank16")
-    found = {"block": (index // 10).astype(np.int32), "position": (index % 10).astype(np.int32), "gain": gain}
-    return found | dict.fromkeys(names, np.ones(size)), blocks_of(-(-size // 10), 10)
-
-
 def check_sample(size: int, limit: int, seed: int, split: int) -> None:
-    """The sampled rows and the vectors of a pass in pieces are those of the smallest hashes of tokens that can be drawn."""
-    columns, blocks = table(size, bad=lambda index: index % 11 == 3)
+    """The sample of a pass in pieces is that of the smallest hashes of the tokens that can be drawn."""
     index = np.arange(size)
+    names = ("p_norm", "log_z", "delta_u", "rank16")
+    table = dict.fromkeys(names, np.ones(size)) | {"gain": np.where(index % 11 == 3, np.nan, 1.0 + index)}
     good = index[index % 11 != 3]
     want = np.sort(good[np.argsort(tokens.hash_index(good, seed))[:limit]])
-    assert tokens.sampled_rows(columns, blocks, seed, limit).tolist() == want.tolist()
-    sample = tokens.VectorSample(2, seed, limit)
+    sample = tokens.TokenSample(2, seed, limit)
     for start in range(0, size, split):
-        here = index[start : start + split]
-        vectors = torch.from_numpy(np.stack([here, -here], axis=1)).double()
-        sample.add(here, here % 11 != 3, vectors)
+        part = {name: column[start : start + split] for name, column in table.items()}
+        here = start + np.flatnonzero(tokens.drawable(part))
+        sample.add(here, torch.from_numpy(np.stack([here, -here], axis=1)).double())
     assert sample.index_S.tolist() == want.tolist()
     assert sample.vectors_SD.tolist() == np.stack([want, -want], axis=1).tolist()
 
 
 @pytest.mark.parametrize(("size", "limit"), [(0, 10), (50, 100), (3000, 100)])
 @pytest.mark.parametrize("split", [7, 640, 5000])
-def test_a_sample_holds_the_smallest_hashes(size: int, limit: int, split: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "SLICE", 512)
+def test_a_sample_holds_the_smallest_hashes(size: int, limit: int, split: int) -> None:
     for seed in (0, 5):
         check_sample(size, limit, seed, split)
 
 
-def test_samples_of_two_ranks_are_the_sample_of_all() -> None:
-    whole, first, second = (tokens.VectorSample(1, seed=0, limit=50) for _ in range(3))
-    index = np.arange(700)
-    for sample, part in ((whole, index), (first, index[:300]), (second, index[300:])):
-        sample.add(part, part >= 0, torch.from_numpy(part[:, None]).double())
-    first.add(second.index_S, second.index_S >= 0, second.vectors_SD)
-    assert first.index_S.tolist() == whole.index_S.tolist()
-    assert first.vectors_SD.tolist() == whole.vectors_SD.tolist()
-
-
 def test_a_sample_is_uniform_over_the_text() -> None:
-    columns, blocks = table(200_000)
-    held = tokens.sampled_rows(columns, blocks, seed=0, limit=10_000)
-    counts = np.bincount(held // 2000, minlength=100)  # 100 cells of 100 expected items each
+    def held(seed: int) -> Array:
+        sample = tokens.TokenSample(0, seed, 10_000)
+        sample.add(np.arange(200_000), np.empty((200_000, 0)))
+        return sample.index_S
+
+    counts = np.bincount(held(0) // 2000, minlength=100)  # 100 cells of 100 expected items each
     chi_square = float(((counts - 100.0) ** 2 / 100.0).sum())
     assert 50 < chi_square < 160  # 99 degrees of freedom: mean 99, standard deviation 14
-    assert abs((held % 2).mean() - 0.5) < 0.02
-    other = tokens.sampled_rows(columns, blocks, seed=1, limit=10_000)
-    assert 300 < len(set(held.tolist()) & set(other.tolist())) < 700  # 500 by chance
+    assert abs((held(0) % 2).mean() - 0.5) < 0.02
+    assert 300 < len(np.intersect1d(held(0), held(1))) < 700  # 500 by chance
 
 
 def test_a_hash_never_collides() -> None:
     index = np.concatenate([np.arange(100_000), 2**40 + np.arange(100_000)])
     assert np.unique(tokens.hash_index(index, 7)).size == index.size
-
-
-def test_the_sample_of_an_offset_or_partial_table_is_by_the_place_in_the_blocks() -> None:
-    columns, _ = table(300)
-    kept = (columns["block"] < 5) | (columns["block"] > 20)  # two ranks, both interrupted
-    part = {name: column[kept] for name, column in columns.items()} | {"block": columns["block"][kept] + 7}
-    index = np.arange(300)[kept]
-    want = np.sort(index[np.argsort(tokens.hash_index(index, 0))[:20]])
-    rows = tokens.sampled_rows(part, blocks_of(30, 10, offset=7), 0, 20)
-    assert index[rows].tolist() == want.tolist()
 
 
 # Parts

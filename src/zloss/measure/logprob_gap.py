@@ -22,7 +22,10 @@ def logprob_gap(trainer_logprobs: Any, sampler_logprobs: Any, mask: Any = None) 
     >>> gap.tokens, round(gap.rms, 4), gap.outside_1, round(gap.sequence_sums[0], 3)
     (2, 0.0158, 1.0, 0.03)
     """
-    trainer, sampler = _numbers("trainer_logprobs", trainer_logprobs), _numbers("sampler_logprobs", sampler_logprobs)
+    trainer, sampler = _tensor("trainer_logprobs", trainer_logprobs), _tensor("sampler_logprobs", sampler_logprobs)
+    for name, logprobs in (("trainer_logprobs", trainer), ("sampler_logprobs", sampler)):
+        if not logprobs.is_floating_point():
+            raise DtypeError(f"`{name}` is expected to hold log-probabilities (floats), but got {logprobs.dtype}.")
     if trainer.shape != sampler.shape:
         raise ShapeError(
             f"`sampler_logprobs` is expected to have the shape of `trainer_logprobs`, {list(trainer.shape)}, but got "
@@ -42,7 +45,9 @@ def logprob_gap(trainer_logprobs: Any, sampler_logprobs: Any, mask: Any = None) 
                 "tokens, not p and not a loss (−log p)."
             )
     length = trainer.shape[-1] if trainer.dim() else 1
-    rows = zip((trainer - sampler).reshape(-1, length), counted.bool().reshape(-1, length), strict=True)
+    rows = zip(
+        (trainer.double() - sampler.double()).reshape(-1, length), counted.bool().reshape(-1, length), strict=True
+    )
     return gap_of([delta_T[keep_T].numpy() for delta_T, keep_T in rows])
 
 
@@ -54,10 +59,3 @@ def _tensor(name: str, values: Any) -> torch.Tensor:
             f"`{name}` is expected to be a tensor, an array or a list of numbers of one shape, but got {type(values).__name__}: "
             "pad sequences of different lengths and pass `mask`."
         ) from error
-
-
-def _numbers(name: str, values: Any) -> torch.Tensor:
-    found = _tensor(name, values)
-    if not found.is_floating_point():
-        raise DtypeError(f"`{name}` is expected to hold log-probabilities (floats), but got {found.dtype}.")
-    return found.double()

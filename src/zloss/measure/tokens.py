@@ -59,8 +59,6 @@ EXTREMES: tuple[Quantity, ...] = ("violation", "gain")
 RUN_TAILS, DRIFT_TAILS = (VIOLATION, SHIFT, DELTA_U, DELTA_U_GAIN_AWARE), (VIOLATION, SHIFT, GAIN)
 """The quantities whose largest values are kept by block: for runs, and for checkpoints of one run."""
 BINS = 256
-SLICE = 1 << 20
-"""Tokens of a long column that are sampled at a time."""
 
 
 # The pass over a text
@@ -73,9 +71,9 @@ def token_batches(
     hidden_of: HiddenStates,
     batch_blocks: int,
     span: range,
-    vectors: VectorSample | None = None,
+    sample: TokenSample | None = None,
 ) -> Iterator[tuple[int, Columns]]:
-    """(end of the batch, its columns), batch by batch over the blocks of `span`; `vectors` takes Wᵀp of sampled tokens.
+    """(end of the batch, its columns), batch by batch over the blocks of `span`; `sample` takes those that are drawn.
 
     A batch ends at a multiple of `batch_blocks`; the numbers depend on batches by rounding only.
     """
@@ -89,9 +87,9 @@ def token_batches(
         for tokens, chunk, shape_CD in token_chunks(measurement, hidden_TD, target_T.to(device)):
             for name, column_C in chunk.items():
                 columns.setdefault(name, []).append(column_C)
-            if vectors is not None:
-                first = start * blocks.size + tokens.start
-                vectors.add(np.arange(first, first + len(shape_CD)), drawable(chunk), shape_CD)
+            if sample is not None:
+                rows = np.flatnonzero(drawable(chunk))
+                sample.add(start * blocks.size + tokens.start + rows, shape_CD[rows])
         places = np.arange(start * blocks.size, stop * blocks.size)
         whole: dict[str, Array] = {
             "block": places // blocks.size + blocks.offset,
@@ -347,57 +345,44 @@ def drawable(columns: Columns) -> NDArray[np.bool_]:
     return np.asarray(np.all(known, axis=0))
 
 
-def sampled_rows(columns: Columns, blocks: Blocks, seed: int, limit: int = MAX_SAMPLE) -> NDArray[np.int64]:
-    """Rows of the (at most) `limit` drawable tokens whose hashed index is smallest, in the order of the text.
+class TokenSample:
+    """The (at most) `limit` drawable tokens whose hashed index in the text is smallest, and their Wᵀp in fp32.
 
-    Every token is as likely to be drawn as any other, and the sample does not depend on batches or ranks.
+    Every token is as likely to be drawn as any other, and the sample does not depend on batches or ranks. It is gathered
+    during the pass, because a table has no vectors. `width` 0 keeps none: the figure has no plane.
     """
-    keep_T, block_T, position_T = drawable(columns), columns["block"], columns["position"]
-    chosen = np.empty(0, dtype=np.int64)
-    for start in range(0, len(keep_T), SLICE):
-        chosen = np.concatenate([chosen, start + np.flatnonzero(keep_T[start : start + SLICE])])
-        if len(chosen) > limit:
-            index = (block_T[chosen].astype(np.int64) - blocks.offset) * blocks.size + position_T[chosen]
-            chosen = chosen[np.argpartition(hash_index(index, seed), limit - 1)[:limit]]
-    return np.sort(chosen)
-
-
-class VectorSample:
-    """Wᵀp of the tokens that `sampled_rows` draws, in fp32: gathered during the pass, because a table has no vectors."""
 
     def __init__(self, width: int, seed: int, limit: int = MAX_SAMPLE) -> None:
         self.seed, self.limit = seed, limit
         self.index_S: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self.vectors_SD: NDArray[np.float32] = np.empty((0, width), dtype=np.float32)
 
-    def add(self, index_C: NDArray[np.int64], drawable_C: NDArray[np.bool_], vectors_CD: Tensor | Array) -> None:
-        """Take tokens; those with the smallest hashes of all that came stay."""
+    def add(self, index_C: NDArray[np.int64], vectors_CD: Tensor | Array) -> None:
+        """Take drawable tokens; those with the smallest hashes of all that came stay."""
+        rows = np.arange(len(index_C))
         if len(self.index_S) == self.limit:  # most of a long text ends here
-            drawable_C = drawable_C & (hash_index(index_C, self.seed) < hash_index(self.index_S, self.seed).max())
-        rows = np.flatnonzero(drawable_C)
-        if not len(rows):
-            return
-        new = vectors_CD[rows] if isinstance(vectors_CD, np.ndarray) else vectors_CD[rows].float().cpu().numpy()
-        index, vectors = np.concatenate([self.index_S, index_C[rows]]), np.concatenate([self.vectors_SD, new])
+            rows = np.flatnonzero(hash_index(index_C, self.seed) < hash_index(self.index_S, self.seed).max())
+        new_SD = torch.as_tensor(vectors_CD)[rows, : self.vectors_SD.shape[1]].float().cpu().numpy()
+        index, vectors = np.concatenate([self.index_S, index_C[rows]]), np.concatenate([self.vectors_SD, new_SD])
         kept = np.argsort(hash_index(index, self.seed))[: self.limit]
         kept = kept[np.argsort(index[kept])]
         self.index_S, self.vectors_SD = index[kept], vectors[kept]
 
 
-def geometry_sample(
-    columns: Columns, measurement: Measurement, blocks: Blocks, seed: int, vectors: VectorSample | None = None
-) -> GeometrySample:
-    """The sample of tokens that the gradient-geometry figure draws, with their places in the plane if there are `vectors`."""
-    rows = sampled_rows(columns, blocks, seed) if columns else np.empty(0, dtype=np.int64)
+def geometry_sample(columns: Columns, measurement: Measurement, blocks: Blocks, sample: TokenSample) -> GeometrySample:
+    """The sample of tokens that the gradient-geometry figure draws, with their places in the plane if it has vectors."""
     drawn: dict[str, tuple[float, ...]] = {}
-    for coordinate in measurement.coordinates if columns else ():
-        for panel in ("a2", "rank16", "delta_z", "delta_u"):
+    if len(sample.index_S):
+        block_S, position_S = np.divmod(sample.index_S, blocks.size)
+        # After an interruption the table has only some of the blocks, but those are whole.
+        rows = np.searchsorted(columns["block"], (block_S + blocks.offset).astype(np.int32)) + position_S
+        for coordinate, panel in itertools.product(measurement.coordinates, ("a2", "rank16", "delta_z", "delta_u")):
             values = quantity(columns, "gain" if panel == "a2" else panel, coordinate, measurement)
             assert values is not None
             picked = values[rows].astype(np.float64)
             drawn[f"{panel}_{coordinate}"] = tuple((picked**2 if panel == "a2" else picked).tolist())
-    if vectors is not None and len(vectors.index_S):
-        mean_row_D, cloud_SD = measurement.mean_row_D.cpu(), torch.from_numpy(vectors.vectors_SD).double()
+    if sample.vectors_SD.size:
+        mean_row_D, cloud_SD = measurement.mean_row_D.cpu(), torch.from_numpy(sample.vectors_SD).double()
         plane_2D = geometry_plane(cloud_SD, mean_row_D)
         for coordinate in measurement.coordinates:
             x_S, y_S = ((cloud_SD if coordinate == "raw" else cloud_SD - mean_row_D) @ plane_2D.T).unbind(dim=1)

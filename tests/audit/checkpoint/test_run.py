@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.audit.checkpoint.conftest import KINDS
 from tests.audit.checkpoint.straight import (
     FP64,
     SAMPLE,
@@ -35,24 +36,9 @@ from zloss.errors import InputError
 from zloss.models.checkpoint import load_checkpoint
 from zloss.models.output_head import CHECK_TOKENS
 from zloss.results.audit import NOT_MEASURED, AuditReport
-from zloss.text import pydoc_topics
 
 SIZE, BLOCKS = 48, 21
-KINDS = ("gpt2", "neox", "phi", "cohere", "granite", "gemma2", "mixtral")
 CONFIG = AuditConfig(blocks=BLOCKS, block_size=SIZE, batch_blocks=4, gradient_blocks=3, coef=3e-3, target=0.0)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "topics.txt"
-    path.write_text("\n\n".join(pydoc_topics()[:30]))
-    return path
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("models")
-    return {kind: save_model(kind, root / kind) for kind in KINDS}
 
 
 def audit(folder: Path, text: Path, **changes: Any) -> AuditReport:
@@ -86,14 +72,18 @@ def as_written(report: AuditReport) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def audited(folders: dict[str, Path], text: Path) -> Callable[[str], tuple[dict[str, Any], dict[str, Any]]]:
+def audited(folders: dict[str, Path], text: Path) -> Callable[..., tuple[dict[str, Any], dict[str, Any]]]:
     """(report.json, its truth) of a kind of model."""
 
     @cache
-    def both(kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        return as_written(audit(folders[kind], text)), truth_of(*load_fp64(folders[kind]), text)
+    def report(kind: str, dtype: str) -> dict[str, Any]:
+        return as_written(audit(folders[kind], text, dtype=dtype))
 
-    return both
+    @cache
+    def truth(kind: str) -> dict[str, Any]:
+        return truth_of(*load_fp64(folders[kind]), text)
+
+    return lambda kind, dtype="fp32": (report(kind, dtype), truth(kind))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,11 +102,8 @@ def test_every_number_equals_the_straight_definition(kind: str, audited: Any) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_audit_in_fp64_differs_by_rounding_only(
-    kind: str, folders: dict[str, Path], text: Path, audited: Any
-) -> None:
-    _, truth = audited(kind)
-    assert list(differences(as_written(audit(folders[kind], text, dtype="fp64")), truth, tolerance=FP64)) == []
+def test_an_audit_in_fp64_differs_by_rounding_only(kind: str, audited: Any) -> None:
+    assert list(differences(*audited(kind, "fp64"), tolerance=FP64)) == []
 
 
 def test_the_sample_of_a_long_text_is_that_of_the_smallest_hashes(folders: dict[str, Path], text: Path) -> None:
@@ -204,14 +191,10 @@ def test_the_oracle_sees_a_small_mistake_in_any_number(kind: str, audited: Any) 
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "gemma2"])
-def test_the_oracle_sees_a_small_mistake_in_the_log_probabilities_of_16_bit_logits(
-    kind: str, folders: dict[str, Path], text: Path
-) -> None:
+def test_the_oracle_sees_a_small_mistake_in_the_log_probabilities_of_16_bit_logits(kind: str, audited: Any) -> None:
     """In fp64, where no logit is rounded to another 16-bit number than in the oracle: 1e-6 is enough."""
-    report = as_written(audit(folders[kind], text, dtype="fp64"))["logit_noise"]
-    truth = truth_of(*load_fp64(folders[kind]), text)["logit_noise"]
+    report, truth = (each["logit_noise"] for each in audited(kind, "fp64"))
     assert len(report["rows"]) == (14 if kind == "gpt2" else 6)
-    assert list(differences(report, truth, "logit_noise", tolerance=FP64)) == []
     for index in range(len(report["rows"])):
         for path in entries(report["rows"][index], ("rows", index)):
             wrong = changed(report, path, slightly_wrong)
@@ -274,12 +257,12 @@ def pairs(counts: list[int]) -> list[int]:
     return [sum(counts[index : index + 2]) for index in range(0, len(counts) - len(counts) % 2, 2)]
 
 
-def test_the_oracle_sees_a_wrong_head(folders: dict[str, Path], text: Path) -> None:
+def test_the_oracle_sees_a_wrong_head(folders: dict[str, Path], text: Path, audited: Any) -> None:
     """A head whose bias is dropped does not pass for the right one."""
     model, tokenizer = load_fp64(folders["phi"])
     with torch.no_grad():
         model.get_output_embeddings().bias.zero_()
-    wrong = "\n".join(differences(as_written(audit(folders["phi"], text)), truth_of(model, tokenizer, text)))
+    wrong = "\n".join(differences(audited("phi")[0], truth_of(model, tokenizer, text)))
     for section in ("ppl", "heads.raw", "heads.centered", "gradient.raw", "figures.geometry", "extreme_tokens"):
         assert section in wrong
 
@@ -287,10 +270,10 @@ def test_the_oracle_sees_a_wrong_head(folders: dict[str, Path], text: Path) -> N
 def test_bos_is_read_and_not_counted(tmp_path: Path, text: Path) -> None:
     folder = save_model("gpt2", tmp_path / "bos", bos=True)
     model, tokenizer = load_fp64(folder)
+    truths = {bos: truth_of(model, tokenizer, text, bos=bos) for bos in (0, None)}
     for policy, bos in (("auto", 0), ("yes", 0), ("no", None)):
-        truth = truth_of(model, tokenizer, text, bos=bos)
-        assert truth["corpus"]["predictions"] == BLOCKS * SIZE
-        assert list(differences(as_written(audit(folder, text, bos=policy)), truth)) == []
+        assert truths[bos]["corpus"]["predictions"] == BLOCKS * SIZE
+        assert list(differences(as_written(audit(folder, text, bos=policy)), truths[bos])) == []
 
 
 def test_a_bias_of_minus_infinity_leaves_the_raw_numbers(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
@@ -323,12 +306,6 @@ def test_the_randomized_spectrum_is_near_the_exact_one(folders: dict[str, Path],
     assert randomized.raw.sigma_1 == pytest.approx(exact.raw.sigma_1, rel=1e-3)
     assert randomized.raw.e_16 == pytest.approx(exact.raw.e_16, rel=0.05)
     assert randomized.raw.e_16 != exact.raw.e_16
-
-
-def test_batches_do_not_change_the_numbers(folders: dict[str, Path], text: Path, audited: Any) -> None:
-    one, many = as_written(audit(folders["gpt2"], text, batch_blocks=1)), audited("gpt2")[0]
-    assert one["heads"]["raw"] == pytest.approx(many["heads"]["raw"], rel=2e-4)
-    assert one["extreme_tokens"][0]["tokens"][0]["context"]
 
 
 class InterruptAfter(Silent):
@@ -372,6 +349,7 @@ def test_a_block_goes_through_a_layer_once_and_a_diagnostic_block_three_times_an
     assert all(torch.equal(tensor, before[name]) for name, tensor in checkpoint.model.state_dict().items())
     assert all(parameter.grad is None for parameter in checkpoint.model.parameters())
     assert all("forward" not in vars(module) for module in checkpoint.model.modules())
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in checkpoint.model.modules())
 
 
 def test_a_saved_pass_of_another_audit_or_model_is_refused(text: Path, tmp_path: Path) -> None:

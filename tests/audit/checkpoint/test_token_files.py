@@ -18,35 +18,21 @@ from pyarrow import parquet
 from tests.audit.checkpoint.test_run import CONFIG, InterruptAfter
 from tests.faults.child import Child, run
 from tests.faults.write_events import kill_at_write
-from tests.tiny_models import save_model
 from zloss.audit.checkpoint import token_files
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
 from zloss.audit.checkpoint.token_files import ParquetColumns, TokenParts, write_parquet
 from zloss.errors import InputError, MissingDependencyError, UnwritableFolderError
 from zloss.measure import tokens
-from zloss.measure.tokens import FLOATS, INTEGERS, VectorSample
+from zloss.measure.tokens import FLOATS, INTEGERS, TokenSample
 from zloss.results.audit import AuditReport
-from zloss.text import pydoc_topics
 
 BLOCKS, SIZE = CONFIG.blocks or 0, CONFIG.block_size or 0
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "topics.txt"
-    path.write_text("\n\n".join(pydoc_topics()[:30]))
-    return path
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model("gpt2", tmp_path_factory.mktemp("models") / "gpt2")
-
-
-@pytest.fixture(scope="module")
-def config(model: Path, text: Path) -> AuditConfig:
-    return dataclasses.replace(CONFIG, model=str(model), texts=(str(text),))
+def config(folders: dict[str, Path], text: Path) -> AuditConfig:
+    return dataclasses.replace(CONFIG, model=str(folders["gpt2"]), texts=(str(text),))
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +121,8 @@ def test_the_extreme_tokens_are_rows_of_the_table_and_the_metadata_is_what_colum
     assert again == dataclasses.replace(report, timings=again.timings, provenance=again.provenance)
 
 
-def test_a_head_without_mu_has_null_columns(text: Path, tmp_path: Path) -> None:
-    folder = save_model("gemma2", tmp_path / "gemma2")
-    config = dataclasses.replace(CONFIG, model=str(folder), texts=(str(text),), gradient_blocks=0)
+def test_a_head_without_mu_has_null_columns(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, model=str(folders["gemma2"]), texts=(str(text),), gradient_blocks=0)
     report = run_audit(config, folder=tmp_path / "out")
     table = parquet.read_table(tmp_path / "out" / "tokens.parquet")
     assert table.column_names == [*INTEGERS, *FLOATS]
@@ -151,6 +136,10 @@ def part(start: int, stop: int, size: int = 1000) -> dict[str, Any]:
     position = np.tile(np.arange(size, dtype=np.int32), stop - start)
     ce = np.sin(block * size + position).astype(np.float32)
     return {"block": block, "position": position, "token": position, "target": position, "ce": ce}
+
+
+def token_parts(folder: Path, limit: int = 10) -> TokenParts:
+    return TokenParts(folder, "pass", lambda: "model", TokenSample(3, seed=0, limit=limit))
 
 
 def test_row_groups_are_large(tmp_path: Path) -> None:
@@ -208,39 +197,35 @@ def test_a_column_of_a_long_table_is_read_alone(tmp_path: Path) -> None:
 def test_parts_come_back_in_order_and_with_their_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZLOSS_SAVE_EVERY", "0")
 
-    def take(vectors: VectorSample, start: int, stop: int) -> VectorSample:
+    def take(sample: TokenSample, start: int, stop: int) -> TokenSample:
         index = np.arange(start * 10, stop * 10)
-        vectors.add(index, index >= 0, np.repeat(index[:, None], 3, axis=1).astype(np.float32))
-        return vectors
+        sample.add(index, np.repeat(index[:, None], 3, axis=1).astype(np.float32))
+        return sample
 
-    first, again = (
-        TokenParts(tmp_path, "pass", lambda: "model", vectors=VectorSample(3, seed=0, limit=40)) for _ in range(2)
-    )
-    assert first.vectors is not None
-    assert again.vectors is not None
+    first, again = (token_parts(tmp_path, limit=40) for _ in range(2))
     for start, stop in ((0, 4), (4, 8), (8, 9)):
-        take(first.vectors, start, stop)
+        take(first.sample, start, stop)
         first.add(start, stop, part(start, stop, 10))
     assert again.resume(0) == 9
     blocks = np.concatenate([again[place]["block"] for place in range(len(again))])
     assert np.array_equal(blocks, part(0, 9, 10)["block"])
-    want = take(VectorSample(3, seed=0, limit=40), 0, 9)
-    assert np.array_equal(again.vectors.index_S, want.index_S)
-    assert np.array_equal(again.vectors.vectors_SD, want.vectors_SD)
+    want = take(TokenSample(3, seed=0, limit=40), 0, 9)
+    assert np.array_equal(again.sample.index_S, want.index_S)
+    assert np.array_equal(again.sample.vectors_SD, want.vectors_SD)
     # Behind a part that is missing nothing counts.
     (tmp_path / "audit-parts" / "part-000000004-000000008.npz").unlink()
-    assert TokenParts(tmp_path, "pass", lambda: "model").resume(0) == 4
+    assert token_parts(tmp_path).resume(0) == 4
     again.clear()
     assert not (tmp_path / "audit-parts").exists()
     monkeypatch.setenv("ZLOSS_SAVE_EVERY", "soon")
     with pytest.raises(InputError, match="ZLOSS_SAVE_EVERY is expected to be a number of seconds, but is 'soon'"):
-        TokenParts(tmp_path, "pass", lambda: "model")
+        token_parts(tmp_path)
 
 
 def test_a_part_is_written_after_enough_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZLOSS_SAVE_EVERY", "1000")
     monkeypatch.setattr(token_files, "PART_ROWS", 50)
-    parts = TokenParts(tmp_path, "pass", lambda: "model")
+    parts = token_parts(tmp_path)
     for start in range(9):
         parts.add(start, start + 1, part(start, start + 1, 10))
     assert sorted(path.name for path in (tmp_path / "audit-parts").iterdir()) == ["part-000000000-000000005.npz"]
@@ -303,16 +288,17 @@ def audit_words(model: Path, text: Path, out: Path) -> list[str]:
 
 
 def test_an_audit_that_is_killed_again_and_again_ends_as_if_it_was_not(
-    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ZLOSS_SAVE_EVERY", "0")
+    model = folders["gpt2"]
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     assert run(audit_words(model, text, alone)).code == 0
     rng, kills = random.Random(0), 0
-    for _ in range(5):
+    for _ in range(3):
         place = kill_at_write(killed / "audit-parts", rng.randrange(2, 12))
         kills += Child(audit_words(model, text, killed), place).wait().killed
-    assert kills == 5
+    assert kills == 3
     ended = run(audit_words(model, text, killed))
     assert ended.code == 0, ended.error
     assert same_table(alone, killed)

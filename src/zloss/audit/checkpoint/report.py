@@ -17,7 +17,7 @@ from zloss.measure.measurement import Measurement
 from zloss.measure.tokens import (
     EXTREMES,
     Columns,
-    VectorSample,
+    TokenSample,
     extreme_rows,
     geometry_sample,
     head_numbers,
@@ -87,7 +87,7 @@ def audit_report(
     blocks: Blocks,
     measurement: Measurement,
     columns: Columns,
-    vectors: VectorSample | None,
+    sample: TokenSample,
     *,
     agreement: float | None,
     finished_blocks: int,
@@ -103,14 +103,14 @@ def audit_report(
 ) -> AuditReport:
     """The report without its decisions, from the columns of all tokens; every number that does not exist is None with its reason.
 
-    `vectors` is Wᵀp of the sampled tokens, None if the geometry figure has no plane.
+    `sample` are the tokens that the geometry figure draws.
     `agreement`: the relative difference between our logits and the model's own, None if there are none to compare with.
     `complete` is False after Ctrl-C. `router` is what `router_section` found. `notes`: how the text was cut.
     """
     with clock("numbers"):
         heads = Heads(head_numbers(columns, measurement, "raw"), head_numbers(columns, measurement, "centered"))
     with clock("plane"):
-        geometry = geometry_sample(columns, measurement, blocks, config.seed, vectors)
+        geometry = geometry_sample(columns, measurement, blocks, sample)
     singular_values = {
         coordinate: tuple(measurement.spectrum(coordinate).sigma[:MAX_SINGULAR_VALUES].tolist())
         for coordinate in measurement.coordinates
@@ -298,18 +298,16 @@ def _extreme_tokens(
     }
     tokens = []
     for place, (block, position) in enumerate(zip(columns["block"][rows], columns["position"][rows], strict=True)):
-        block, position = int(block) - blocks.offset, int(position)
-        first = block * (blocks.size + blocks.separate)
-        index = first + position
-        # The context stays inside the block: the model does not see the one before it.
-        start = max(first, index + 1 - CONTEXT_TOKENS)
+        first = int(block) - blocks.offset
+        inputs_BN, targets_BN = blocks.batch(slice(first, first + 1))
         numbers = {column: value[place] if math.isfinite(value[place]) else None for column, value in shown.items()}
         tokens.append(
             ExtremeToken(
-                block=block + blocks.offset,
-                position=position,
-                target=text(blocks.stream[index + 1 : index + 2]),
-                context=text(blocks.stream[start : index + 1]),
+                block=int(block),
+                position=int(position),
+                target=text(targets_BN[0, position : position + 1]),
+                # The context stays inside the block: the model does not see the one before it.
+                context=text(blocks.counted(inputs_BN)[0, : position + 1][-CONTEXT_TOKENS:]),
                 **numbers,
             )
         )

@@ -13,13 +13,7 @@ from torch import Tensor
 
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.report import audit_report, router_section
-from zloss.audit.checkpoint.token_files import (
-    ParquetColumns,
-    TokenParts,
-    gather_vectors,
-    gathered_parts,
-    write_parquet,
-)
+from zloss.audit.checkpoint.token_files import ParquetColumns, TokenParts, gathered_parts, write_parquet
 from zloss.console import Clock, Progress, Silent, held_interrupts
 from zloss.errors import InputError
 from zloss.jobs import Job
@@ -33,7 +27,7 @@ from zloss.measure.measurement import (
     model_blocks,
     resolve_vocab,
 )
-from zloss.measure.tokens import Columns, VectorSample, concatenated, has_plane, token_batches
+from zloss.measure.tokens import Columns, TokenSample, concatenated, has_plane, token_batches
 from zloss.models.checkpoint import Checkpoint, is_offloaded, load_checkpoint, model_fingerprint
 from zloss.models.output_head import check_head, find_head, hidden_states
 from zloss.results.audit import AuditReport, GradientInfo, LogitNoise, PathNumbers
@@ -108,8 +102,8 @@ def run_audit_of(
         folder,
         config.fingerprint(blocks.fingerprint()),
         lambda: model_fingerprint(checkpoint),
-        job=job,
-        vectors=VectorSample(head.width, config.seed) if has_plane(measurement) else None,
+        TokenSample(head.width if has_plane(measurement) else 0, config.seed),
+        job,
     )
     first_states: dict[int, Tensor] = {}
     finished = _text_pass(
@@ -169,7 +163,7 @@ def run_audit_of(
         blocks,
         measurement,
         columns,
-        parts.vectors,
+        parts.sample,
         agreement=agreement,
         finished_blocks=finished,
         gradient=gradient,
@@ -288,7 +282,7 @@ def _text_pass(
 
         step.advance((finished - mine.start) * blocks.size)
         batches = token_batches(
-            measurement, blocks, kept, config.batch_blocks, range(finished, mine.stop), parts.vectors
+            measurement, blocks, kept, config.batch_blocks, range(finished, mine.stop), parts.sample
         )
         for stop, columns in batches:
             start, finished = finished, stop
@@ -305,8 +299,6 @@ def _text_pass(
 
 def _joined(job: Job, parts: TokenParts, facts: dict[str, str]) -> Columns:
     """The columns of all ranks on the first one: in memory, or with a folder in a Parquet file next to the parts."""
-    if parts.vectors is not None:
-        gather_vectors(job, parts.vectors)
     everything = gathered_parts(job, parts)
     columns: Columns
     if job.first and parts.folder is not None:

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from zloss import __version__
-from zloss.errors import InputError, MissingDependencyError, UnwritableFolderError
+from zloss.errors import InputError, MissingDependencyError
 from zloss.jobs import Job
-from zloss.measure.tokens import FLOATS, INTEGERS, Array, Columns, VectorSample, concatenated
+from zloss.measure.tokens import FLOATS, INTEGERS, Array, Columns, TokenSample, concatenated
 from zloss.results.folder import TOKENS_FILE
-from zloss.results.io import write_bytes
+from zloss.results.io import unwritable, write_bytes
 
 SCHEMA = "zloss.tokens/1"
 PARTS_FOLDER = "audit-parts"
@@ -37,7 +37,7 @@ PART_ROWS, ROW_GROUP = 1 << 18, 1 << 17
 
 
 class TokenParts:
-    """The parts of this process, in the order of the text; `vectors` is the sample over all their tokens.
+    """The parts of this process, in the order of the text, and the sample over all their tokens.
 
     `fingerprint` is the identity of the pass: settings and tokens. That of the model takes seconds, so it is computed only when a
     part is read or written.
@@ -48,20 +48,20 @@ class TokenParts:
         folder: Path | None,
         fingerprint: str,
         model: Callable[[], str],
-        *,
+        sample: TokenSample,
         job: Job | None = None,
-        vectors: VectorSample | None = None,
     ) -> None:
-        self.vectors, self._job = vectors, job or Job()
+        self.sample, job = sample, job or Job()
         # The blocks of a rank depend on the number of ranks, so parts that were saved with another number do not apply.
-        ranks = f"-{self._job.rank}-of-{self._job.ranks}" if self._job.ranks > 1 else ""
+        ranks = f"-{job.rank}-of-{job.ranks}" if job.ranks > 1 else ""
         self.folder = None if folder is None else folder / f"{PARTS_FOLDER}{ranks}"
-        if self.folder is not None and self._job.first and importlib.util.find_spec("pyarrow") is None:
-            raise MissingDependencyError("pyarrow", f"writing {TOKENS_FILE}", "audit")
+        if self.folder is not None:
+            _require_pyarrow()
         # Parts with other columns cannot be joined with those of this pass.
         self._fingerprint = f"{fingerprint} {__version__} {' '.join((*INTEGERS, *FLOATS))}"
         self._model = functools.cache(model)
-        self._interval, self._saved_at = _interval(), time.monotonic()
+        self._interval = _interval()
+        self._saved_at = time.monotonic()
         self._files: list[Path] = []
         self._pending: list[Columns] = []
         self._pending_span = (0, 0)
@@ -72,8 +72,7 @@ class TokenParts:
             first, last, index_S, vectors_SD = self._read(file)
             if first != start:
                 break
-            if self.vectors is not None:
-                self.vectors.add(index_S, np.ones(len(index_S), dtype=np.bool_), vectors_SD)
+            self.sample.add(index_S, vectors_SD)
             self._files.append(file)
             start = last
         return start
@@ -112,14 +111,17 @@ class TokenParts:
         if self.folder is None or not self._pending:
             return
         columns, (start, stop) = concatenated(self._pending), self._pending_span
-        index_S, vectors_SD = np.empty(0, dtype=np.int64), np.empty((0, 0), dtype=np.float32)
-        if self.vectors is not None:
-            size = len(columns["block"]) // (stop - start)
-            inside = (self.vectors.index_S >= start * size) & (self.vectors.index_S < stop * size)
-            index_S, vectors_SD = self.vectors.index_S[inside], self.vectors.vectors_SD[inside]
+        size = len(columns["block"]) // (stop - start)
+        inside = (self.sample.index_S >= start * size) & (self.sample.index_S < stop * size)
         buffer = io.BytesIO()
-        head = {"fingerprint": self._fingerprint, "model": self._model(), "span": np.array([start, stop])}
-        arrays: dict[str, Any] = {**head, "sample_index": index_S, "sample_vectors": vectors_SD, **columns}
+        arrays: dict[str, Any] = {
+            "fingerprint": self._fingerprint,
+            "model": self._model(),
+            "span": np.array([start, stop]),
+            "sample_index": self.sample.index_S[inside],
+            "sample_vectors": self.sample.vectors_SD[inside],
+            **columns,
+        }
         np.savez(buffer, **arrays)
         file = self.folder / f"part-{start:09d}-{stop:09d}.npz"
         write_bytes(file, buffer.getvalue())
@@ -143,20 +145,18 @@ class TokenParts:
 
 
 def gathered_parts(job: Job, parts: TokenParts) -> Iterator[Columns]:
-    """The parts of all ranks in the order of the text, on the first rank; the others only send theirs."""
+    """The parts of all ranks in the order of the text, on the first rank, whose sample becomes that of all ranks.
+
+    The other ranks only send theirs.
+    """
     for rank, count in enumerate(job.all_gather(len(parts))):
+        sample = job.from_rank(rank, (parts.sample.index_S, parts.sample.vectors_SD) if rank == job.rank else None)
+        if sample is not None and rank > 0:
+            parts.sample.add(*sample)
         for place in range(count):
             part = job.from_rank(rank, parts[place] if rank == job.rank else None)
             if part is not None:
                 yield part
-
-
-def gather_vectors(job: Job, vectors: VectorSample) -> None:
-    """Take the samples of all ranks into that of the first rank."""
-    for rank in range(1, job.ranks):
-        received = job.from_rank(rank, (vectors.index_S, vectors.vectors_SD) if rank == job.rank else None)
-        if received is not None:
-            vectors.add(received[0], np.ones(len(received[0]), dtype=np.bool_), received[1])
 
 
 class ParquetColumns(Mapping[str, Array]):
@@ -175,10 +175,8 @@ class ParquetColumns(Mapping[str, Array]):
 
     def move(self, file: Path) -> None:
         """Put the file at its place, where it replaces an earlier one."""
-        try:
+        with unwritable(str(file)):
             self.file.replace(file)
-        except OSError as error:
-            raise UnwritableFolderError(f"cannot write {file}: {error.strerror or error}.") from error
         self.file = file
 
     def __iter__(self) -> Iterator[str]:
@@ -197,37 +195,34 @@ def write_parquet(file: Path, parts: Iterator[Columns], facts: Mapping[str, str]
     from pyarrow import parquet
 
     names: tuple[str, ...] = ()
-    writer: Any = None
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("wb") as handle:
+        with unwritable(str(file)), contextlib.ExitStack() as stack:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            handle = stack.enter_context(file.open("wb"))
+            writer: Any = None
             for group in _row_groups(parts):
                 names = tuple(name for name in (*INTEGERS, *FLOATS) if name in group)
-                wide = pa.from_numpy_dtype(group["ce"].dtype)
-                rows = len(group["ce"])
+                rows, wide = len(group["ce"]), pa.from_numpy_dtype(group["ce"].dtype)
                 arrays = {n: pa.array(group[n]) if n in group else pa.nulls(rows, wide) for n in (*INTEGERS, *FLOATS)}
                 table = pa.table(arrays, metadata={"schema": SCHEMA, **facts})
-                writer = writer or parquet.ParquetWriter(handle, table.schema, use_dictionary=list(INTEGERS))
+                if writer is None:
+                    writer = parquet.ParquetWriter(handle, table.schema, use_dictionary=list(INTEGERS))
                 writer.write_table(table, row_group_size=rows)
             if writer is not None:
                 writer.close()
             handle.flush()
             os.fsync(handle.fileno())
-    except BaseException as error:
+    except BaseException:
         with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)
             file.parent.rmdir()  # fails if there are parts
-        if isinstance(error, OSError):
-            reason = error.strerror or error
-            raise UnwritableFolderError(f"cannot write {file}: {reason}. Choose another folder.") from error
         raise
     return ParquetColumns(file, names)
 
 
 def save_columns(folder: Path, columns: Columns, facts: Mapping[str, str]) -> None:
     """Write columns that are in memory as tokens.parquet of a folder; the file is written atomically."""
-    if importlib.util.find_spec("pyarrow") is None:
-        raise MissingDependencyError("pyarrow", f"writing {TOKENS_FILE}", "audit")
+    _require_pyarrow()
     place = folder / PARTS_FOLDER
     write_parquet(place / TOKENS_FILE, iter((columns,)), facts).move(folder / TOKENS_FILE)
     place.rmdir()
@@ -252,3 +247,8 @@ def _interval() -> float:
         return float(value)
     except ValueError as error:
         raise InputError(f"ZLOSS_SAVE_EVERY is expected to be a number of seconds, but is {value!r}.") from error
+
+
+def _require_pyarrow() -> None:
+    if importlib.util.find_spec("pyarrow") is None:
+        raise MissingDependencyError("pyarrow", f"writing {TOKENS_FILE}", "audit")

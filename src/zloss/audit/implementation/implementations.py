@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zloss.errors import InputError, MissingDependencyError, UnknownNameError, first_line
+from zloss.errors import InputError, MissingDependencyError, UnknownNameError, ZlossError, first_line
 from zloss.head.loss import head_loss, logits_loss
 from zloss.head.options import ChosenBackend
 from zloss.measure.bf16_products import ISA_VARIABLE, SAFE_ISA, native_bf16_products_work
@@ -61,29 +61,27 @@ class Implementation:
     @property
     def installed(self) -> bool:
         """Whether it can run on this machine."""
-        return self._missing() is None
+        try:
+            self.require()
+        except ZlossError:
+            return False
+        return True
 
     def require(self) -> None:
         """Raise an error that says what is missing."""
-        missing = self._missing()
-        if missing is not None:
-            raise missing
-
-    def _missing(self) -> InputError | MissingDependencyError | None:
         for package in (self.package, "triton" if self.kernel else None):
             if package is not None and importlib.util.find_spec(package) is None:
                 if package in EXTRAS:
-                    return MissingDependencyError(package, f"Auditing {self.title}", EXTRAS[package])
-                return InputError(
+                    raise MissingDependencyError(package, f"Auditing {self.title}", EXTRAS[package])
+                raise InputError(
                     f"auditing {self.title} needs the package {package!r}, which is not installed and which no extra of zloss "
                     f"installs: install it, or leave {self.name!r} out."
                 )
         if self.torch_function is not None and not hasattr(F, self.torch_function):
-            return InputError(
+            raise InputError(
                 f"auditing {self.title} needs a torch with torch.nn.functional.{self.torch_function}, but torch "
                 f"{torch.__version__} has none: use a newer one, or leave {self.name!r} out."
             )
-        return None
 
 
 def _ours(name: str, title: str, function: Callable[..., Any], backend: ChosenBackend) -> Implementation:
@@ -123,35 +121,32 @@ def _torch_linear(hidden: Tensor, weight: Tensor, label: Tensor, coef: float, ta
     return out
 
 
-def _of_package(module: str, name: str) -> Any:
+def _of_package(module: str, name: str) -> Loss:
     """A function of an optional package, imported now."""
-    return getattr(importlib.import_module(module), name)
+    function: Loss = getattr(importlib.import_module(module), name)
+    return function
 
 
 def _liger(logits: Tensor, label: Tensor, coef: float, target: float) -> Tensor:
     cross_entropy = _of_package("liger_kernel.transformers.functional", "liger_cross_entropy")
     # It writes the gradient over its input; the copy keeps the caller's logits.
-    out: Tensor = cross_entropy(logits.clone(), label, reduction="sum", lse_square_scale=coef)
-    return out
+    return cross_entropy(logits.clone(), label, reduction="sum", lse_square_scale=coef)
 
 
 def _liger_linear(hidden: Tensor, weight: Tensor, label: Tensor, coef: float, target: float) -> Tensor:
     fused = _of_package("liger_kernel.transformers.functional", "liger_fused_linear_cross_entropy")
-    out: Tensor = fused(hidden, weight, label, reduction="sum", lse_square_scale=coef)
-    return out
+    return fused(hidden, weight, label, reduction="sum", lse_square_scale=coef)
 
 
 def _cut(hidden: Tensor, weight: Tensor, label: Tensor, coef: float, target: float) -> Tensor:
     impl = "cce" if hidden.device.type == "cuda" else "torch_compile"
     linear_cross_entropy = _of_package("cut_cross_entropy", "linear_cross_entropy")
-    out: Tensor = linear_cross_entropy(hidden, weight, label, reduction="sum", impl=impl)
-    return out
+    return linear_cross_entropy(hidden, weight, label, reduction="sum", impl=impl)
 
 
 def _flash(logits: Tensor, label: Tensor, coef: float, target: float) -> Tensor:
     cross_entropy_loss = _of_package("flash_attn.ops.triton.cross_entropy", "cross_entropy_loss")
-    out: Tensor = cross_entropy_loss(logits, label, lse_square_scale=coef)[0].sum()
-    return out
+    return cross_entropy_loss(logits, label, lse_square_scale=coef)[0].sum()
 
 
 IMPLEMENTATIONS = {

@@ -7,11 +7,12 @@ Ctrl-C ends the section that is running; finished sections stay in the record, w
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice, product
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -134,26 +135,25 @@ def run_implementation_audit(
                 note=note,
             )
 
-    left_out = {
-        "source": "",
-        "logprobs": "",
-        "implementations": "" if implementations else "no implementation was requested",
-        "updates": "" if config.update_blocks else "skipped (update_blocks = 0)",
-        "overflow": "" if config.overflow_blocks else "skipped (overflow_blocks = 0)",
+    sections: dict[str, tuple[Callable[[], Any], str]] = {
+        "source": (source, ""),
+        "logprobs": (logprobs, ""),
+        "implementations": (applied, "" if implementations else "no implementation was requested"),
+        "updates": (updates, "" if config.update_blocks else "skipped (update_blocks = 0)"),
+        "overflow": (overflow, "" if config.overflow_blocks else "skipped (overflow_blocks = 0)"),
     }
-    found: dict[str, Any] = {}
-    reasons = {}
-    interrupted = False
-    for (name, why), measure in zip(left_out.items(), (source, logprobs, applied, updates, overflow), strict=True):
-        found[name] = ()
+    found: dict[str, Any] = dict.fromkeys(sections, ())
+    reasons = {name: left_out for name, (_, left_out) in sections.items() if left_out}
+    status: Literal["complete", "partial"] = "complete"
+    for name, (measure, left_out) in sections.items():
         try:
-            if not interrupted and not why:
+            if status == "complete" and not left_out:
                 with clock(name):
                     found[name] = measure()
         except KeyboardInterrupt:
-            interrupted = True
-        if interrupted or why:
-            reasons[name] = INTERRUPTED if interrupted else why
+            status = "partial"
+        if status == "partial":
+            reasons[name] = INTERRUPTED
 
     return ImplementationAudit(
         model=model_info(config.model, checkpoint, head),
@@ -167,7 +167,7 @@ def run_implementation_audit(
             extra={"threads": torch.get_num_threads(), "device": device.type},
         ),
         autocast=None if config.autocast == "fp32" else config.autocast,
-        status="partial" if interrupted else "complete",
+        status=status,
         timings=clock.seconds,
         reasons=reasons,
         notes=tuple(notes),
@@ -176,15 +176,12 @@ def run_implementation_audit(
 
 def _device(name: str) -> torch.device:
     """The device, or one sentence on why the audit cannot run there."""
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise InputError(f"`device` is expected to be cpu, cuda or cuda:N, but got {name!r}.") from error
-    if device.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise InputError(
             f"`device` is expected to be cpu, cuda or cuda:N, because the reference is fp64, but got {name!r}."
         )
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(f"`device` is {name!r}, but this machine has {torch.cuda.device_count()} CUDA devices.")
     return device
 

@@ -19,25 +19,11 @@ from zloss.jobs import Job
 from zloss.measure.measurement import measurement_of
 from zloss.models.checkpoint import is_offloaded, load_checkpoint, model_fingerprint, weight_fingerprint
 from zloss.models.output_head import find_head
-from zloss.text import pydoc_topics
 
 LITTLE = {"cpu": 60_000}
 """Less than any of the models: the rest goes to disk."""
 KINDS = ("gpt2", "phi", "mixtral")
 """A tied head, an untied one with a bias, and experts."""
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("models")
-    return {kind: save_model(kind, root / kind) for kind in KINDS}
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "topics.txt"
-    path.write_text("\n\n".join(pydoc_topics()[:30]))
-    return path
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,7 +86,7 @@ def test_several_processes_refuse_a_device_map(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_command_takes_the_option(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    words = ["audit", str(folders["gpt2"]), "--text", str(text), "--blocks", "4", "--block-size", "32", "--quiet"]
-    words += ["--no-figures", "--device-map", "auto", "--out", str(tmp_path / "out")]
-    assert main(words) == 0
+    argv = ["audit", str(folders["gpt2"]), "--text", str(text), "--blocks", "4", "--block-size", "32", "--quiet"]
+    argv += ["--no-figures", "--device-map", "auto", "--out", str(tmp_path / "out")]
+    assert main(argv) == 0
     assert (tmp_path / "out" / "tokens.parquet").is_file()
