@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from zloss.decide.intervals import (
-    BlockMean,
-    BlockTail,
+    BlockValues,
     contiguous_groups,
     effect_interval,
     judged_level,
@@ -104,12 +103,12 @@ def test_groups_are_contiguous_and_of_equal_length() -> None:
     assert contiguous_groups(20).tolist() == list(range(20))
 
 
-def kept(values: np.ndarray) -> BlockTail:
+def kept(values: np.ndarray) -> BlockValues:
     threshold = np.quantile(values, 0.95)
-    return BlockTail(tuple(tuple(row[row > threshold]) for row in values), (values.shape[1],) * len(values))
+    return BlockValues(tuple(tuple(row[row > threshold]) for row in values), (values.shape[1],) * len(values))
 
 
-def tails(rng: np.random.Generator, factor: float, seed_sd: float) -> tuple[BlockTail, BlockTail]:
+def tails(rng: np.random.Generator, factor: float, seed_sd: float) -> tuple[BlockValues, BlockValues]:
     """Baseline and method whose token quantity is `factor` times as large, with a deviation of the seed."""
     base = rng.lognormal(1.0, 0.5, (64, 256))
     method = base * factor * math.exp(rng.normal(0, seed_sd)) * np.exp(rng.normal(0, 0.01, base.shape))
@@ -144,7 +143,12 @@ def test_means_are_resampled_too() -> None:
     pairs = []
     for _ in range(3):
         means = rng.normal(10, 1, 64)
-        pairs.append((BlockMean(tuple(means), (256,) * 64), BlockMean(tuple(0.9 * means), (256,) * 64)))
+        pairs.append(
+            (
+                BlockValues(tuple((m,) for m in means), (256,) * 64),
+                BlockValues(tuple((0.9 * m,) for m in means), (256,) * 64),
+            )
+        )
     interval = effect_interval(pairs, None)
     assert math.exp(interval.difference) == pytest.approx(0.9)
     assert interval.group_part < 1e-12

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zloss.console import Progress, Silent, Step
-from zloss.decide.intervals import LARGEST_EXPONENT, BlockTail, contiguous_groups, mean_over_tokens
+from zloss.decide.intervals import LARGEST_EXPONENT, BlockValues, contiguous_groups, mean_over_tokens
 from zloss.decide.recommend import (
     CE_ARM,
     CENTERED_HEAD,
@@ -381,7 +381,7 @@ def on_half(run: FinishedRun, half: Half) -> FinishedRun:
 
 def _head(record: RunMetrics, blocks: ValidationBlocks, coordinate: Coordinate) -> HeadNumbers:
     def tail(name: str, level: float) -> float | None:
-        found = BlockTail(blocks.tails.get(f"{name}.{coordinate}", ()), blocks.tokens).quantile(level)
+        found = BlockValues(blocks.tails.get(f"{name}.{coordinate}", ()), blocks.tokens).quantile(level)
         return found if math.isfinite(found) else None
 
     square, shift = (
