@@ -56,6 +56,8 @@ def test_half_width_is_the_stated_formula() -> None:
     # As in a table of Student's t.
     assert student_quantile(1) == pytest.approx(6.3138, abs=1e-3)
     assert student_quantile(31) == pytest.approx(1.6955, abs=1e-3)
+    assert contiguous_groups(64).tolist() == [block // 2 for block in range(64)]
+    assert contiguous_groups(20).tolist() == list(range(20))
     identical = paired_interval([0.0, 0.0], 0.0, 32)
     assert (identical.half_width, identical.seeds_to_settle(0.01)) == (0.0, 2)
 
@@ -95,12 +97,6 @@ def test_few_groups_never_hold() -> None:
     part = quality(blocks_of(baseline, baseline - 0.5 + rng.normal(0, 1e-4, (4, 7))))
     assert part.state == "open"
     assert "7 groups" in part.reason
-
-
-def test_groups_are_contiguous_and_of_equal_length() -> None:
-    groups = contiguous_groups(64)
-    assert groups.tolist() == [block // 2 for block in range(64)]
-    assert contiguous_groups(20).tolist() == list(range(20))
 
 
 def kept(values: np.ndarray) -> BlockValues:
@@ -186,10 +182,10 @@ def test_an_endpoint_beyond_its_limit_on_every_seed_fails_and_on_some_is_open(
     ("limit", "before", "after", "passed", "said"),
     [
         (EndpointLimit("g", "g", "ratio", 2.0), 1.0, 2.0, False, "g × 2 (limit × 2)"),
-        (EndpointLimit("g", "g", "ratio", 2.0), 0.0, 0.1, True, "g 0 → 0.1 (limit: none)"),
+        (EndpointLimit("g", "g", "ratio", 2.0), 0.0, 0.1, True, "g 0 → 0.1 (limit × 2)"),
         (EndpointLimit("g", "g", "increase", 0.01), 0.1, 0.12, True, "g 0.1 → 0.12 (limit +0.01)"),
         (EndpointLimit("g", "g", "increase", 0.0), 0.01, 0.01, False, "g 0.01 → 0.01 (limit +0)"),
-        (EndpointLimit("nonfinite_gradient", "g", "increase", 0.0), 0.0, 0.01, True, "g 0 → 0.01 (limit: none)"),
+        (EndpointLimit("nonfinite_gradient", "g", "increase", 0.0), 0.0, 0.01, True, "g 0 → 0.01 (limit +0)"),
         (EndpointLimit("g", "g", "falls", 3.0), 6.0, 0.0, True, "g 6 → 0 (limit ÷ 3)"),
     ],
 )

@@ -228,7 +228,7 @@ def give_verdict(
             (*_reasons([found]), *_findings(decisions, skip=[found])),
             confidence,
             (
-                f"It removes the common shift (p99 |μ| = {report.mu_abs_99:.4g} nats).",
+                f"It removes the common shift ({found.reason.rstrip('.')}).",
                 "It does not change predictions beyond rounding, and needs no training.",
             ),
         )

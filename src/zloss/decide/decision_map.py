@@ -316,7 +316,7 @@ def router_reduction(
     routerless = (
         report is not None and router is None and report.status == "complete" and report.reason("router") is None
     )
-    elsewhere = " The audited model has no router: this is not of it." if routerless else ""
+    elsewhere = " The audited model has no router, so this describes another one." if routerless else ""
     # The diagnostic convention of an audit is ours, so only a measured scale is the model's.
     measured = [] if router is None or router.applied is None else [("the model's own router loss", router.applied)]
     measured += [(one.name or "the measured router loss", one) for one in routers if isinstance(one, MeasuredScale)]
@@ -415,13 +415,17 @@ def optimizer_consequence(
             tails += [one for one in endpoints if one.limit.key in TAILS and one.before][:1]
     margins = _fp16_margins(implementation_audits, thresholds.fp16_margin_ratio)
     alarms = [one for one in (*found, *margins) if one.beyond]
-    worst = max(tails or ([] if comparisons else margins), key=lambda one: one.excess, default=None)
-    if not tails and not alarms:
+    worst, narrowest = (max(each, key=lambda one: one.excess, default=None) for each in (tails, margins))
+    if worst is None and not alarms:
         why = "the comparison has no gradient tails" if comparisons else NO_COMPARISON
-        return OPTIMIZER.unevaluated("; ".join((*map(str, margins), why)))
-    parts = [str(one) for one in dict.fromkeys((*([worst] if worst else []), *alarms, *margins))]
+        return OPTIMIZER.unevaluated(why if narrowest is None else f"{narrowest}, which is within its limit, but {why}")
+    parts = [] if worst is None else [f"worst gradient tail: {worst}"]
+    parts += [str(one) for one in alarms if one is not worst]
+    parts += [] if narrowest is None or narrowest.beyond else [str(narrowest)]
     effects = [Effect(one.limit.key, one.before, one.after, note=one.note) for one in alarms]
-    value, limit = (None, thresholds.grad_tail_ratio) if worst is None else (worst.excess, worst.limit.limit)
+    value, limit = None, thresholds.grad_tail_ratio
+    if (shown := worst or (None if comparisons else narrowest)) is not None:
+        value, limit = shown.excess, shown.limit.limit
     return OPTIMIZER.decision(value, limit, bool(alarms), sentence(*parts), effects)
 
 

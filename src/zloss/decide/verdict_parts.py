@@ -81,9 +81,8 @@ class EndpointLimit:
         """What was measured against which limit."""
         if self.relation == "ratio" and baseline > 0:
             return f"{self.symbol} × {method / baseline:.3g} (limit × {self.limit:g})"
-        limits = {"increase": f"limit +{self.limit:g}", "falls": f"limit ÷ {self.limit:g}", "ratio": "limit: none"}
-        limit = "limit: none" if self.key.startswith("nonfinite") else limits[self.relation]
-        return f"{self.symbol} {baseline:.3g} → {method:.3g} ({limit})"
+        sign = {"increase": "+", "falls": "÷ ", "ratio": "× "}[self.relation]
+        return f"{self.symbol} {baseline:.3g} → {method:.3g} (limit {sign}{self.limit:g})"
 
 
 def endpoint_limits(thresholds: Thresholds, keys: Iterable[str], steps: int | None = None) -> tuple[EndpointLimit, ...]:
