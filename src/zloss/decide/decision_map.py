@@ -1,7 +1,4 @@
-"""The decision map of the paper, evaluated: one function per stage, in the order of the map.
-
-One module above 500 lines, because the eight stages are read one after another and share how an answer is put together.
-"""
+"""The decision map of the paper, evaluated: one function per stage, in the order of the map."""
 
 from __future__ import annotations
 
@@ -160,15 +157,10 @@ def objective_decomposition(report: AuditReport, thresholds: Thresholds) -> Deci
     share = min(shift, relative) / total if total else 0.0
     negligible = max(shift, relative) < floor**2
     fired = share > limit and not negligible
-    if negligible:
-        sizes = f"rms μ = {math.sqrt(shift):.3g} and rms(log Z̃ − c) = {math.sqrt(relative):.3g} nats"
-        reason = f"Neither part matters: {sizes}, both below {floor:g}."
-    elif fired:
-        reason = f"Both matter: E μ² = {shift:.4g} and E(log Z̃ − c)² = {relative:.4g}; the smaller is {share:.0%} of the sum."
-    else:
-        larger, smaller = ("μ", "log Z̃ − c") if shift >= relative else ("log Z̃ − c", "μ")
-        sizes = f"E μ² = {shift:.4g}, E(log Z̃ − c)² = {relative:.4g}"
-        reason = f"{larger} dominates: {sizes}; {smaller} is {share:.2g} of the sum."
+    lead = "Both matter" if fired else "Neither part matters" if negligible else "One part dominates"
+    reason = (
+        f"{lead}: E μ² = {shift:.4g} and E(log Z̃ − c)² = {relative:.4g} nats²; the smaller is {share:.2g} of the sum."
+    )
     effects = budget_effects(report, thresholds.r_z_budget)
     if raw.diag_z is not None:
         note = f"cross term 2·E[μ(log Z̃ − c)] = {raw.diag_z / coef - total:.4g} removed"
