@@ -289,6 +289,8 @@ def _quality_reason(interval: PairedInterval, state: State, tolerance: float, nu
         return f"{span}."
     if state == "holds":
         return f"{span}; the smallest tolerance that still holds is {upper} PPL."
+    if not interval.groups:
+        return f"{span}; the runs have no per-block validation: run them again."
     if interval.groups < LEAST_GROUPS:
         return f"{span}; the runs recorded {interval.groups} groups of validation text, but at least {LEAST_GROUPS} are needed."
     return f"{span}; a tolerance of {upper} PPL would hold, or {interval.needed(tolerance)}."
