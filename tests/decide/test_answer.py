@@ -79,21 +79,14 @@ def test_a_text_is_only_too_short_by_the_limit_of_its_report(bare: AuditReport) 
     assert "--blocks" not in next_command(unknown, **GIVEN)[0]
 
 
-def test_a_router_loss_that_is_off_is_matched_where_nothing_else_is_to_do(bare: AuditReport) -> None:
+def test_missing_gradients_are_measured_and_a_router_loss_that_is_off_is_matched(bare: AuditReport) -> None:
     experts = weighed(replace(bare, router=replace(ROUTERS, applied=MEASURED)))
-    wanted = ["router-scale", "--coef", "0.001", "--from", "token_layer_mean", "--layers", "1", "--top-k", "2"]
-    assert shlex.split(next_command(with_decisions(experts), **GIVEN)[0]) == ["zloss", *wanted]
-
-
-def test_missing_gradients_of_a_tied_head_are_measured(bare: AuditReport) -> None:
-    for tied, wanted in ((True, ["--gradient-blocks", "8"]), (False, LOSS)):
+    for tied, end in ((True, ["--gradient-blocks", "8"]), (False, LOSS)):
         left_out = replace(bare, gradient=None, tied_paths=None, model=replace(bare.model, tied=tied))
         report = with_decisions(weighed(left_out, input_path=None))
-        assert shlex.split(next_command(report, **GIVEN)[0])[-2:] == wanted
-
-
-def test_every_stage_has_its_place_in_the_order() -> None:
-    assert set(ORDER) == {stage.name for stage in STAGES}
+        assert shlex.split(next_command(report, **GIVEN)[0])[-2:] == end
+    wanted = ["router-scale", "--coef", "0.001", "--from", "token_layer_mean", "--layers", "1", "--top-k", "2"]
+    assert shlex.split(next_command(with_decisions(experts), **GIVEN)[0]) == ["zloss", *wanted]
 
 
 def test_results_of_different_models_were_joined_without_a_word(
@@ -136,12 +129,10 @@ def test_every_audit_has_its_own_map_and_without_one_there_is_one(
     for audit, one in zip((report, other), maps, strict=True):
         assert one.decisions == decide(audit, loss_audits=[loss_audit], comparisons=[comparison])
         assert one.thresholds == Thresholds().to_dict()
+    assert set(ORDER) == {stage.name for stage in STAGES}
+    with pytest.raises(InputError, match="call `decide_results`"):
+        DecidedResults(audits=(replace(report, decisions=()),))
     chosen = Thresholds(grad_tail_ratio=1e9)
     (only,) = decide_results(comparisons=(comparison,), thresholds=chosen).maps
     assert (only.audit, only.thresholds) == (None, chosen.to_dict())
     assert only.decisions == decide(None, comparisons=[comparison], thresholds=chosen)
-
-
-def test_an_undecided_audit_is_refused(bare: AuditReport) -> None:
-    with pytest.raises(InputError, match="call `decide_results`"):
-        DecidedResults(audits=(bare,))

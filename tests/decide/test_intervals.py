@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from zloss.decide.intervals import (
-    BlockMean,
-    BlockTail,
+    BlockValues,
     contiguous_groups,
     effect_interval,
     judged_level,
@@ -57,6 +56,8 @@ def test_half_width_is_the_stated_formula() -> None:
     # As in a table of Student's t.
     assert student_quantile(1) == pytest.approx(6.3138, abs=1e-3)
     assert student_quantile(31) == pytest.approx(1.6955, abs=1e-3)
+    assert contiguous_groups(64).tolist() == [block // 2 for block in range(64)]
+    assert contiguous_groups(20).tolist() == list(range(20))
     identical = paired_interval([0.0, 0.0], 0.0, 32)
     assert (identical.half_width, identical.seeds_to_settle(0.01)) == (0.0, 2)
 
@@ -98,18 +99,12 @@ def test_few_groups_never_hold() -> None:
     assert "7 groups" in part.reason
 
 
-def test_groups_are_contiguous_and_of_equal_length() -> None:
-    groups = contiguous_groups(64)
-    assert groups.tolist() == [block // 2 for block in range(64)]
-    assert contiguous_groups(20).tolist() == list(range(20))
-
-
-def kept(values: np.ndarray) -> BlockTail:
+def kept(values: np.ndarray) -> BlockValues:
     threshold = np.quantile(values, 0.95)
-    return BlockTail(tuple(tuple(row[row > threshold]) for row in values), (values.shape[1],) * len(values))
+    return BlockValues(tuple(tuple(row[row > threshold]) for row in values), (values.shape[1],) * len(values))
 
 
-def tails(rng: np.random.Generator, factor: float, seed_sd: float) -> tuple[BlockTail, BlockTail]:
+def tails(rng: np.random.Generator, factor: float, seed_sd: float) -> tuple[BlockValues, BlockValues]:
     """Baseline and method whose token quantity is `factor` times as large, with a deviation of the seed."""
     base = rng.lognormal(1.0, 0.5, (64, 256))
     method = base * factor * math.exp(rng.normal(0, seed_sd)) * np.exp(rng.normal(0, 0.01, base.shape))
@@ -144,7 +139,12 @@ def test_means_are_resampled_too() -> None:
     pairs = []
     for _ in range(3):
         means = rng.normal(10, 1, 64)
-        pairs.append((BlockMean(tuple(means), (256,) * 64), BlockMean(tuple(0.9 * means), (256,) * 64)))
+        pairs.append(
+            (
+                BlockValues(tuple((m,) for m in means), (256,) * 64),
+                BlockValues(tuple((0.9 * m,) for m in means), (256,) * 64),
+            )
+        )
     interval = effect_interval(pairs, None)
     assert math.exp(interval.difference) == pytest.approx(0.9)
     assert interval.group_part < 1e-12
@@ -182,10 +182,10 @@ def test_an_endpoint_beyond_its_limit_on_every_seed_fails_and_on_some_is_open(
     ("limit", "before", "after", "passed", "said"),
     [
         (EndpointLimit("g", "g", "ratio", 2.0), 1.0, 2.0, False, "g × 2 (limit × 2)"),
-        (EndpointLimit("g", "g", "ratio", 2.0), 0.0, 0.1, True, "g 0 → 0.1 (limit: none)"),
+        (EndpointLimit("g", "g", "ratio", 2.0), 0.0, 0.1, True, "g 0 → 0.1 (limit × 2)"),
         (EndpointLimit("g", "g", "increase", 0.01), 0.1, 0.12, True, "g 0.1 → 0.12 (limit +0.01)"),
         (EndpointLimit("g", "g", "increase", 0.0), 0.01, 0.01, False, "g 0.01 → 0.01 (limit +0)"),
-        (EndpointLimit("nonfinite_gradient", "g", "increase", 0.0), 0.0, 0.01, True, "g 0 → 0.01 (limit: none)"),
+        (EndpointLimit("nonfinite_gradient", "g", "increase", 0.0), 0.0, 0.01, True, "g 0 → 0.01 (limit +0)"),
         (EndpointLimit("g", "g", "falls", 3.0), 6.0, 0.0, True, "g 6 → 0 (limit ÷ 3)"),
     ],
 )

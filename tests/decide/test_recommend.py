@@ -26,7 +26,6 @@ from zloss.decide.recommend import (
     plan_time,
     planned_runs,
     ranked,
-    rounded_duration,
     with_references,
     with_verdict,
 )
@@ -110,11 +109,6 @@ SPEED = Speed(step=1.0, run=20.0, fixed=60.0)
 SEEDS = (1, 2, 3)
 
 
-def test_without_a_budget_every_arm_runs() -> None:
-    assert plan_time(ARMS, SEEDS, SPEED, budget=None, steps=150) == (ARMS, SEEDS, 150)
-    assert SPEED.seconds(planned_runs(ARMS, SEEDS), 150) == 60 + 8 * 170
-
-
 @pytest.mark.parametrize(
     ("runs", "arms", "seeds"), [(8, 3, 3), (7, 2, 3), (6, 1, 3), (5, 2, 2), (4, 1, 2)], ids=lambda value: str(value)
 )
@@ -125,12 +119,14 @@ def test_arms_are_left_out_before_seeds_and_no_run_is_shorter(runs: int, arms: i
     assert SPEED.seconds(runs, 100) <= 0.9 * budget
 
 
-@pytest.mark.parametrize(("budget", "steps", "planned"), [(4000, None, 400), (1e6, None, 1000), (4000, 100, 100)])
+@pytest.mark.parametrize(
+    ("budget", "steps", "planned"), [(4000, None, 400), (1e6, None, 1000), (4000, 100, 100), (None, 150, 150)]
+)
 def test_room_behind_all_arms_makes_the_runs_longer_up_to_a_limit(
-    budget: float, steps: int | None, planned: int
+    budget: float | None, steps: int | None, planned: int
 ) -> None:
     assert plan_time(ARMS, SEEDS, SPEED, budget=budget, steps=steps) == (ARMS, SEEDS, planned)
-    assert SPEED.seconds(8, planned) <= 0.9 * budget
+    assert SPEED.seconds(8, planned) == 60 + 8 * (20 + planned) <= 0.9 * (budget or math.inf)
 
 
 def test_too_small_a_budget_is_one_sentence_that_names_what_is_needed() -> None:
@@ -148,11 +144,6 @@ def test_too_small_a_budget_is_one_sentence_that_names_what_is_needed() -> None:
 )
 def test_time_left_over_buys_seeds_until_five_have_confirmed(seeds: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     assert extra_seeds(seeds) == wanted
-
-
-def test_durations_in_words() -> None:
-    said = [rounded_duration(value) for value in (5, 89, 90, 3600, 3700)]
-    assert said == ["5 s", "89 s", "2 min", "1 h", "1 h 2 min"]
 
 
 STEPS = 100
@@ -294,12 +285,6 @@ def test_how_sure_names_fresh_seeds_steps_learning_rate_and_assumptions() -> Non
     )
 
 
-def test_an_arm_that_does_not_pass_is_never_accepted() -> None:
-    assert arm(verdict="accepted").outcome == "accepted"
-    assert arm(passes=False, verdict="accepted").outcome == "inconclusive"
-    assert arm(passes=False, verdict="rejected").outcome == "rejected"
-
-
 def test_the_guide_had_other_rows_than_the_rule() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "recommend.md").read_text(encoding="utf-8")
     lines = [line.strip() for line in (decide_answer.__doc__ or "").splitlines()]
@@ -360,7 +345,5 @@ def test_what_is_held_against_an_arm(
 def test_arms_that_cannot_be_run_are_refused(named: str) -> None:
     with pytest.raises(InputError, match=named):
         named_arms([named])
-
-
-def test_an_arm_that_is_named_twice_is_run_once() -> None:
+    # One that is named twice is run once.
     assert len(named_arms(["mu-loss", "mu-loss", "mu-loss:1e-4", "mu-loss:1e-3"])) == 2

@@ -176,10 +176,7 @@ def test_any_part_that_fails_rejects_and_all_three_must_hold_to_accept(
 def judged(comparison: Comparison, tolerance: float | None, *verdicts: Verdict) -> list[bool]:
     quality = Quality(tolerance_ppl=tolerance, methods=verdicts)
     found = evaluated_comparison(replace(comparison, quality=quality), Thresholds()).quality
-    return [
-        quality_accepted(stated, verdict, found.tolerance_ppl)
-        for stated, verdict in zip(verdicts, found.methods, strict=True)
-    ]
+    return [quality_accepted(verdict, found.tolerance_ppl) for verdict in found.methods]
 
 
 def made_verdict(delta_ppl: float | None, accepted: bool | None = None) -> Verdict:

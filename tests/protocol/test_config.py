@@ -39,12 +39,8 @@ def test_times_in_words() -> None:
     assert [parse_duration(text) for text in ("90s", "30m", "1h30m", "0.5h", " 2 m ")] == [90, 1800, 5400, 1800, 120]
     with pytest.raises(InputError):
         parse_duration("30 minutes")
-
-
-def test_the_budget_is_half_an_hour_unless_steps_or_a_time_are_given() -> None:
-    assert RecommendConfig().budget_seconds == 1800
-    assert RecommendConfig(steps=100).budget_seconds is None
-    assert RecommendConfig(steps=100, budget="1m").budget_seconds == 60
+    given = ({}, {"steps": 100}, {"steps": 100, "budget": "1m"})
+    assert [RecommendConfig(**options).budget_seconds for options in given] == [1800, None, 60]
 
 
 def test_a_constant_schedule_and_a_given_state_of_adam_stand_for_the_middle_of_a_training() -> None:

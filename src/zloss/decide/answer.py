@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from zloss.decide import stages
@@ -36,8 +36,7 @@ ORDER = tuple(
 
 def ordered_stages(decisions: Sequence[Decision]) -> tuple[str, ...]:
     """Names of the fired stages in the order in which to look at them."""
-    fired = [decision.stage for decision in decisions if decision.fired]
-    return tuple(sorted(fired, key=lambda stage: ORDER.index(stage) if stage in ORDER else len(ORDER)))
+    return tuple(sorted((decision.stage for decision in decisions if decision.fired), key=ORDER.index))
 
 
 RECOMMENDED_ON = 256
@@ -119,20 +118,16 @@ def joined_models(
     One decision map is filled from all results. A stage of a comparison then says nothing about another model that was audited.
     """
     targets = [one.target_model for one in loss_audits]
-    named: dict[str, list[str]] = {
-        "audit": [] if audit is None else [audit.model.name],
-        "loss audit": [target.model for target in targets if target is not None],
-        "implementation audit": [one.model.name for one in implementation_audits],
-        "comparison": [one.model for one in comparisons if one.model is not None],
-    }
-    if len({model for models in named.values() for model in models}) < 2:
+    named = [
+        *([] if audit is None else [("audit", audit.model.name)]),
+        *(("loss audit", target.model) for target in targets if target is not None),
+        *(("implementation audit", one.model.name) for one in implementation_audits),
+        *(("comparison", one.model) for one in comparisons if one.model is not None),
+    ]
+    if len({model for _, model in named}) < 2:
         return None
-    parts = []
-    for kind, models in named.items():
-        if models:
-            several = f"the {kind}s are" if len(models) > 1 else f"the {kind} is"
-            parts.append(f"{several} of {' and '.join(dict.fromkeys(models))}")
-    return f"The joined results are of different models: {', '.join(parts)}."
+    said = ", ".join(f"the {kind} is of {model}" for kind, model in dict.fromkeys(named))
+    return f"The joined results are of different models: {said}."
 
 
 @dataclass(frozen=True)
@@ -166,9 +161,9 @@ class DecidedResults:
         """The map of each audit by its name, or the shared one."""
         others = (self.loss_audits, self.implementation_audits, self.comparisons)
         if self.shared is not None:
-            return (replace(self.shared, models=joined_models(None, *others)),)
+            return (self.shared,)
         return tuple(
-            replace(_map(name, audit.thresholds, audit.decisions, audit.verdict), models=joined_models(audit, *others))
+            _map(name, audit.thresholds, audit.decisions, audit.verdict, joined_models(audit, *others))
             for name, audit in zip(audit_names(self.audits), self.audits, strict=True)
         )
 
@@ -197,16 +192,14 @@ def decide_results(
     if not audits and (any(given.values()) or not (reproductions or drifts or recommendations)):
         decisions = decide(None, **given, thresholds=limits)
         verdict = give_verdict(None, decisions, limits, comparisons, recommendations)
-        shared = _map(None, limits.to_dict(), decisions, verdict)
+        models = joined_models(None, loss_audits, implementation_audits, comparisons)
+        shared = _map(None, limits.to_dict(), decisions, verdict, models)
     return DecidedResults(
         audits=tuple(
             with_decisions(audit, **given, recommendations=recommendations, thresholds=thresholds) for audit in audits
         ),
         loss_audits=tuple(loss_audits),
-        comparisons=tuple(
-            evaluated_comparison(comparison, limits, stated_thresholds=thresholds is not None)
-            for comparison in comparisons
-        ),
+        comparisons=tuple(evaluated_comparison(comparison, thresholds) for comparison in comparisons),
         shared=shared,
         router_scales=tuple(router_scales),
         measured_routers=tuple(measured_routers),
@@ -230,9 +223,10 @@ def _map(
     thresholds: dict[str, float | None],
     decisions: tuple[Decision, ...],
     verdict: ActionVerdict | None,
+    models: str | None,
 ) -> DecisionMap:
     sentence = None if verdict is None else verdict.sentence
-    return DecisionMap(name, thresholds, decisions, sentence, ordered_stages(decisions), verdict=verdict)
+    return DecisionMap(name, thresholds, decisions, sentence, ordered_stages(decisions), models, verdict)
 
 
 def audit_names(audits: Sequence[AuditReport]) -> list[str]:

@@ -18,7 +18,7 @@ A checkpoint alone never justifies `train`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,22 +26,19 @@ from zloss.decide.recommend import CE as CE_METHOD
 from zloss.decide.recommend import (
     CENTERED_HEAD,
     CONFIRMED,
-    OF_THE_MEAN_ROW,
     evaluate_arms,
-    method_title,
     one_digit,
     ranked,
     recipe,
 )
 from zloss.decide.stages import DECOMPOSITION, IMPLEMENTATION, PATHWAY, ROUTER, SOURCE, TRANSPORT, inside, sentence
 from zloss.decide.thresholds import Thresholds
-from zloss.decide.verdict import evaluated_comparison
-from zloss.results.audit import AuditReport, NoiseNumbers, PlannedLoss
+from zloss.results.audit import AuditReport, NoiseNumbers
 from zloss.results.comparison import Comparison
 from zloss.results.decision import ActionVerdict, Consequence, Decision
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import LossAudit
-from zloss.results.recommendation import Recommendation
+from zloss.results.recommendation import NOT_TESTED, Recommendation
 from zloss.results.run_config import UNPENALIZED
 
 OLD_REPORT = "this report was written before consequences were measured; run the audit again"
@@ -56,31 +53,6 @@ FINDINGS = {
 
 
 # Consequences
-
-
-def consequence_of(
-    decision: Decision,
-    report: AuditReport | None,
-    limits: Thresholds,
-    loss_audits: Sequence[LossAudit] = (),
-    implementation_audits: Sequence[ImplementationAudit] = (),
-) -> Consequence:
-    """What the finding of one stage means for the planned training."""
-    on_checkpoint = {
-        SOURCE.name: shift_consequence,
-        DECOMPOSITION.name: normalizer_consequence,
-        TRANSPORT.name: gain_consequence,
-        PATHWAY.name: input_path_consequence,
-        ROUTER.name: router_consequence,
-    }
-    if decision.stage == IMPLEMENTATION.name:
-        return implementation_consequence(report, loss_audits, implementation_audits, limits)
-    if decision.stage in on_checkpoint:
-        if report is None:
-            return Consequence("", None, None, "", None, "No audit of a checkpoint was given.")
-        return on_checkpoint[decision.stage](report, limits)
-    why = "Measured on training runs." if decision.fired is not None else "No training runs were compared."
-    return Consequence(decision.trigger, decision.value, decision.threshold, "", decision.fired, why)
 
 
 def shift_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
@@ -144,6 +116,18 @@ def input_path_consequence(report: AuditReport, limits: Thresholds) -> Consequen
     return _share(quantity, None if planned is None else planned.input_path, limit, said, why)
 
 
+def router_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
+    """Router Z gradient over the CE gradient on the router weights."""
+    quantity, limit, planned = "‖g_RZ‖ / ‖g_CE‖ on the router weights", limits.router_share, report.planned
+    if report.router is None:
+        return Consequence(quantity, None, limit, "", False, "The model has no router.")
+    if planned is None or planned.router_coef is None:
+        return Consequence(quantity, None, limit, "", None, "No router coefficient was given (`--router-coef`).")
+    why = "the routers have no softmax normalizer, or no gradient"
+    said = f"At λ_R = {planned.router_coef:g} ({planned.router_convention}) the router Z gradient is {{}} of the CE gradient"
+    return _share(quantity, planned.router_share, limit, f"{said} on the router weights", why)
+
+
 def _share(quantity: str, value: float | None, limit: float, said: str, why: str) -> Consequence:
     """A share of a CE gradient, which matters from `limit` on; `why` it is missing."""
     if value is None:
@@ -151,24 +135,6 @@ def _share(quantity: str, value: float | None, limit: float, said: str, why: str
     matters = value >= limit
     reason = f"{said.format(_percent(value))} ({_limit(matters, _percent(limit))})."
     return Consequence(quantity, value, limit, "", matters, reason)
-
-
-def router_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
-    """Router Z gradient over the CE gradient on the router weights."""
-    limit, planned = limits.router_share, report.planned
-    found = partial(Consequence, "‖g_RZ‖ / ‖g_CE‖ on the router weights", limit=limit, unit="")
-    if report.router is None:
-        return found(None, matters=False, reason="The model has no router.")
-    if planned is None or planned.router_coef is None:
-        return found(None, matters=None, reason="No router coefficient was given (`--router-coef`).")
-    if planned.router_share is None:
-        return found(None, matters=None, reason="The routers have no softmax normalizer, or no gradient.")
-    value, matters = planned.router_share, planned.router_share > limit
-    said = (
-        f"At λ_R = {planned.router_coef:g} ({planned.router_convention}) the router Z gradient is {_percent(value)} of the CE "
-        f"gradient on the router weights ({'above' if matters else 'within'} {_percent(limit)})."
-    )
-    return found(value, matters=matters, reason=said)
 
 
 def implementation_consequence(
@@ -239,29 +205,38 @@ def give_verdict(
     recommendations: Sequence[Recommendation] = (),
 ) -> ActionVerdict:
     """What to do, from decisions that have their consequences; runs of another model than the audited one do not count."""
-    by_stage = {decision.stage: decision for decision in decisions}
-    matters = {name: one.consequence is not None and one.consequence.matters for name, one in by_stage.items()}
+    mattering = {one.stage: one for one in decisions if one.consequence is not None and one.consequence.matters}
     name = None if report is None else report.model.name
     same = [one for one in comparisons if name is None or one.model in (None, name)]
     recommended = [one for one in recommendations if name is None or one.tested.model == name]
     confidence = "" if report is None else _confidence(report, limits)
-    if matters.get(IMPLEMENTATION.name):
-        found = by_stage[IMPLEMENTATION.name]
+    if found := mattering.get(IMPLEMENTATION.name):
         return ActionVerdict(
             "fix_implementation",
             f"Fix the training loss before anything else: {inside(found.action)}.",
-            (_reason(found), *_findings(decisions, skip=IMPLEMENTATION.name)),
+            (*_reasons([found]), *_findings(decisions)),
             f"Measured on the loss itself. {confidence}".strip(),
             ("It changes what λ means and what the model is trained on.", "It does not change this checkpoint."),
         )
-    if report is not None and matters.get(SOURCE.name):
-        return _center(report, by_stage[SOURCE.name], decisions, confidence)
-    if (accepted := _accepted(same, recommended, limits)) is not None:
+    if report is not None and (found := mattering.get(SOURCE.name)):
+        storage, noise, _ = _noise(report)
+        assert noise is not None
+        return ActionVerdict(
+            "center",
+            f"Center the output head: {storage} logits then blur a token's log-probability by {noise.centered:.3f} instead "
+            f"of {noise.raw:.3f} nat.",
+            (*_reasons([found]), *_findings(decisions, skip=[found])),
+            confidence,
+            (
+                f"It removes the common shift ({found.reason.rstrip('.')}).",
+                "It does not change predictions beyond rounding, and needs no training.",
+            ),
+        )
+    if (accepted := _accepted(same, recommended)) is not None:
         method, coef, why, tested = accepted
-        named = recipe(method, coef) if method in OF_THE_MEAN_ROW else f"{method_title(method)} at λ = {coef:g}"
         return ActionVerdict(
             "train",
-            f"Train with {named}: matched runs accepted it.",
+            f"Train with {recipe(method, coef)}: matched runs accepted it.",
             (*why, *_findings(decisions)),
             tested,
             (
@@ -270,85 +245,57 @@ def give_verdict(
             ),
         )
     settled = next((one for one in recommended if one.objective == CE_METHOD and one.level == CONFIRMED), None)
-    if report is not None and settled is None and (doubt := _doubt(report, decisions, matters, limits)) is not None:
-        said, why = doubt
-        rest = _findings(decisions, skip=tuple(stage for stage, yes in matters.items() if yes))
-        return ActionVerdict("not_enough_evidence", said, (*why, *rest), confidence)
-    limiting = [stage for stage in (PATHWAY.name, ROUTER.name) if matters.get(stage)]
-    why = list(_findings(decisions, skip=limiting))
+    if report is not None and settled is None and (doubt := _doubt(report, decisions, mattering, limits)) is not None:
+        said, reasons = doubt
+        rest = _findings(decisions, skip=list(mattering.values()))
+        return ActionVerdict("not_enough_evidence", said, (*reasons, *rest), confidence)
+    limiting = [mattering[stage] for stage in (PATHWAY.name, ROUTER.name) if stage in mattering]
+    rest = _findings(decisions, skip=limiting)
     if settled is not None:
-        why.insert(0, f"Matched runs found no Z-loss that helps: {settled.why[0]}")
+        rest.insert(0, f"Matched runs found no Z-loss that helps: {settled.why[0]}")
         confidence = f"{settled.confidence}."
     if report is None:
-        return ActionVerdict("nothing", "Nothing in these results calls for a change.", tuple(why), confidence)
-    planned = report.planned
+        return ActionVerdict("nothing", "Nothing in these results calls for a change.", tuple(rest), confidence)
     said = "Nothing to do: this model needs neither a Z-loss nor a centered head."
     if limiting:
         said = "Nothing to change in this checkpoint; if you train with Z-loss, keep its coefficient low."
-        why = [*(_reason(by_stage[stage]) for stage in limiting), *why]
-        why += _ceilings(planned, limits) if planned is not None else []
-    return ActionVerdict("nothing", said, tuple(dict.fromkeys((*why, *_coefficient(planned, limits)))), confidence)
-
-
-def _center(report: AuditReport, source: Decision, decisions: Sequence[Decision], confidence: str) -> ActionVerdict:
-    storage, noise, _ = _noise(report)
-    assert noise is not None
-    return ActionVerdict(
-        "center",
-        f"Center the output head: {storage} logits then blur a token's log-probability by {noise.centered:.3f} instead of "
-        f"{noise.raw:.3f} nat.",
-        (_reason(source), *_findings(decisions, skip=SOURCE.name)),
-        confidence,
-        (
-            f"It removes the common shift (p99 |μ| = {source.value:.4g} nats)." if source.value is not None else "",
-            "It does not change predictions beyond rounding, and needs no training.",
-        ),
-    )
+    return ActionVerdict("nothing", said, (*_reasons(limiting), *rest, *_coefficients(report, limits)), confidence)
 
 
 def _doubt(
-    report: AuditReport, decisions: Sequence[Decision], matters: dict[str, bool | None], limits: Thresholds
+    report: AuditReport, decisions: Sequence[Decision], mattering: Mapping[str, Decision], limits: Thresholds
 ) -> tuple[str, list[str]] | None:
     """(sentence, reasons) where the audit cannot settle the question; None if it does."""
-    by_stage = {decision.stage: decision for decision in decisions}
     if report.status == "partial":
-        done = f"{report.finished_blocks or 0} of {report.corpus.blocks} blocks are done"
-        return "Not enough evidence: this audit was interrupted. Resume it with `--resume`.", [sentence(done)]
+        done = f"{report.finished_blocks or 0} of {report.corpus.blocks} blocks are done."
+        return "Not enough evidence: this audit was interrupted. Resume it with `--resume`.", [done]
     if report.ppl is None:
-        return "Not enough evidence: the perplexity is not finite on this text.", [
-            "There are no finite numbers to decide on."
-        ]
-    training = [stage for stage in (DECOMPOSITION.name, TRANSPORT.name) if matters.get(stage)]
+        return "Not enough evidence: the perplexity is not finite on this text.", []
+    training = [mattering[stage] for stage in (DECOMPOSITION.name, TRANSPORT.name) if stage in mattering]
     if training:
-        now = " Keep the logits in fp32 now." if matters.get(DECOMPOSITION.name) else ""
+        now = " Keep the logits in fp32 now." if DECOMPOSITION.name in mattering else ""
         return (
-            f"Not enough evidence to choose a Z-loss: {' and '.join(FINDINGS[stage] for stage in training)} matters here, and "
-            f"only training runs can tell what helps. Run `zloss recommend`.{now}",
-            [_reason(by_stage[stage]) for stage in training],
+            f"Not enough evidence to choose a Z-loss: {_named(training)} matters here, and only training runs can tell what "
+            f"helps. Run `zloss recommend`.{now}",
+            _reasons(training),
         )
     if report.corpus.predictions < limits.least_tokens:
-        said = f"{report.corpus.predictions:,} tokens were measured, and tails need at least {limits.least_tokens:,.0f}"
-        return "Not enough evidence: the text is too short. Audit more of it.", [sentence(said)]
-    unknown = [
-        decision
-        for decision in decisions
-        if decision.stage in FINDINGS
-        and decision.fired
-        and decision.consequence
-        and decision.consequence.matters is None
-    ]
-    if unknown:
-        named = " and ".join(FINDINGS[decision.stage] for decision in unknown)
-        return (
-            f"Not enough evidence: there is {named}, but what it does to training could not be computed.",
-            [_reason(decision) for decision in unknown],
+        said = (
+            f"{report.corpus.predictions:,} tokens were measured, and tails need at least {limits.least_tokens:,.0f}."
         )
+        return "Not enough evidence: the text is too short. Audit more of it.", [said]
+    unknown = [
+        one for one in decisions if one.stage in FINDINGS and one.fired and one.consequence and one.consequence.matters is None
+    ]  # fmt: skip
+    if unknown:
+        said = f"there is {_named(unknown)}, but what it does to training could not be computed"
+        return f"Not enough evidence: {said}.", _reasons(unknown)
     return None
 
 
 def _accepted(
-    comparisons: Sequence[Comparison], recommendations: Sequence[Recommendation], limits: Thresholds
-) -> tuple[str, float, list[str], str] | None:
+    comparisons: Sequence[Comparison], recommendations: Sequence[Recommendation]
+) -> tuple[str, float, Sequence[str], str] | None:
     """(method, λ, why, how sure) of an accepted Z-loss on the head: a recommendation's before a comparison's.
 
     A centered head, or an untied head that is centered after every step, is accepted by construction, since it predicts what
@@ -357,96 +304,87 @@ def _accepted(
     """
     for one in recommendations:
         if one.objective not in (None, CE_METHOD, CENTERED_HEAD) and one.level == CONFIRMED and one.coef is not None:
-            return str(one.objective), one.coef, list(one.why[:1]), f"{one.confidence}."
+            return str(one.objective), one.coef, one.why[:1], f"{one.confidence}."
     for comparison in comparisons:
-        if comparison.router is not None:
-            continue
-        evaluated = evaluated_comparison(comparison, limits)
-        for arm in ranked(evaluate_arms(evaluated)):
+        arms = evaluate_arms(comparison) if comparison.router is None else ()
+        for arm in ranked(arms):
             if arm.verdict.verdict == "accepted" and arm.verdict.method not in UNPENALIZED:
                 steps = "" if comparison.steps is None else f" of {comparison.steps} steps"
-                tested = f"From matched runs{steps}; longer training and other scales were not tested."
-                return arm.verdict.method, arm.verdict.coef, list(arm.verdict.reasons or ()), tested
+                tested = f"From matched runs{steps}; {NOT_TESTED}."
+                return arm.verdict.method, arm.verdict.coef, arm.verdict.reasons or (), tested
     return None
 
 
-def _findings(decisions: Sequence[Decision], skip: str | Sequence[str] = ()) -> list[str]:
-    """What fired and is harmless, in one sentence, and the known consequence of every stage of the checkpoint."""
-    skipped = (skip,) if isinstance(skip, str) else tuple(skip)
+def _named(decisions: Sequence[Decision]) -> str:
+    return " and ".join(FINDINGS[one.stage] for one in decisions)
+
+
+def _findings(decisions: Sequence[Decision], skip: Sequence[Decision] = ()) -> list[str]:
+    """What fired and does not matter, in one sentence, and the measured consequence of every stage of the checkpoint."""
     known = [
-        (decision, decision.consequence)
-        for decision in decisions
-        if decision.stage in FINDINGS and decision.stage not in skipped
-        if decision.consequence is not None and decision.consequence.matters is not None
+        (one, one.consequence)
+        for one in decisions
+        if one.stage in FINDINGS and one not in skip
+        if one.consequence is not None and one.consequence.matters is not None
     ]
-    harmless = [
-        FINDINGS[decision.stage] for decision, consequence in known if decision.fired and not consequence.matters
-    ]
-    said = [f"Present, but harmless here: {', '.join(harmless)}."] if harmless else []
+    fired = [FINDINGS[one.stage] for one, consequence in known if one.fired and not consequence.matters]
+    said = [f"Present, but harmless here: {', '.join(fired)}."] if fired else []
     return said + [consequence.reason for _, consequence in known if consequence.value is not None]
 
 
-def _reason(decision: Decision) -> str:
-    found = FINDINGS.get(decision.stage)
-    reason = "" if decision.consequence is None else decision.consequence.reason
-    matters = decision.consequence is not None and decision.consequence.matters
-    return f"{_upper(found)} matters here. {reason}" if found and matters else reason
-
-
-def _coefficient(planned: PlannedLoss | None, limits: Thresholds) -> list[str]:
-    """What λ would do, as advice about λ alone."""
-    shares = [] if planned is None else [share for share in (planned.r_z, planned.r_z_model) if share is not None]
-    if planned is None or not shares or not planned.coef:
-        return []
-    share = max(shares)
-    scope = "whole model" if share == planned.r_z_model else "head"
-    tokens = f"{planned.tokens:,} tokens"
-    said = f"At λ = {planned.coef:g} the Z gradient of the {scope} is {_percent(share)} of its CE gradient ({tokens})"
-    if share < limits.negligible_r_z:
-        return [f"{said}: a Z-loss this weak would do nothing."]
-    if share > limits.r_z_budget:
-        ceiling = one_digit(planned.coef * limits.r_z_budget / share)
-        budget = _percent(limits.r_z_budget)
-        return [
-            f"{said}, which is too strong. If you train with a Z-loss, stay below {budget}: λ = {ceiling:g} or less."
-        ]
-    return []
-
-
-def _ceilings(planned: PlannedLoss, limits: Thresholds) -> list[str]:
-    """The largest coefficients that keep the input path and the router within their limits."""
+def _reasons(decisions: Sequence[Decision]) -> list[str]:
+    """The consequence of each, behind what was found."""
     found = []
+    for one in decisions:
+        assert one.consequence is not None
+        named = one.consequence.matters and one.stage in FINDINGS
+        lead = f"A{FINDINGS[one.stage][1:]} matters here. " if named else ""
+        found.append(lead + one.consequence.reason)
+    return found
+
+
+def _coefficients(report: AuditReport, limits: Thresholds) -> list[str]:
+    """What λ and λ_R of the planned training would do, as advice about them alone."""
+    planned, found = report.planned, list[str]()
+    if planned is None:
+        return found
     for name, coef, share, limit in (
         ("λ", planned.coef, planned.input_path, limits.input_path_share),
         ("λ_R", planned.router_coef, planned.router_share, limits.router_share),
     ):
         if coef and share and share >= limit:
             found.append(f"Keep {name} at {one_digit(coef * limit / share):g} or below to stay within that limit.")
+    share = max(planned.r_z or 0.0, planned.r_z_model or 0.0)
+    scope = "whole model" if share == planned.r_z_model else "head"
+    said = f"At λ = {planned.coef:g} the Z gradient of the {scope} is {_percent(share)} of its CE gradient"
+    said += f" ({planned.tokens:,} tokens)"
+    if planned.coef and 0 < share < limits.negligible_r_z:
+        found.append(f"{said}: a Z-loss this weak would do nothing.")
+    elif planned.coef and share > limits.r_z_budget:
+        ceiling = f"λ = {one_digit(planned.coef * limits.r_z_budget / share):g} or less"
+        found.append(
+            f"{said}, which is too strong. If you train with a Z-loss, stay below {_percent(limits.r_z_budget)}: {ceiling}."
+        )
     return found
 
 
 def _confidence(report: AuditReport, limits: Thresholds) -> str:
-    planned = report.planned
+    planned, vocab = report.planned, report.model.valid_vocab or report.model.vocab
     text = "pydoc (Python's documentation)" if report.corpus.name == "pydoc" else report.corpus.name
-    measured = f"From one checkpoint on {report.corpus.predictions:,} tokens of {text}"
-    caveats, vocab = list[str](), report.model.valid_vocab or report.model.vocab
+    said = f"From one checkpoint on {report.corpus.predictions:,} tokens of {text}"
+    if planned is not None:
+        c = "log V" if planned.target == report.target else f"{planned.target:g}"
+        said += f", assuming {planned.logits} logits, λ = {planned.coef:g} and c = {c}"
+    said += ". Training was not tested."
     if report.corpus.predictions < limits.least_tokens:
-        caveats.append(f"The text is short: tails need at least {limits.least_tokens:,.0f} tokens.")
+        said += f" The text is short: tails need at least {limits.least_tokens:,.0f} tokens."
     if report.ppl is not None and report.ppl > vocab:
-        caveats.append(
-            f"A perplexity of {report.ppl:,.0f} is worse than guessing among {vocab:,} tokens: check that text, tokenizer and "
+        said += (
+            f" A perplexity of {report.ppl:,.0f} is worse than guessing among {vocab:,} tokens: check that text, tokenizer and "
             "weights belong together."
         )
-    if planned is None:
-        return " ".join((f"{measured}. Training was not tested.", *caveats))
-    c = "log V" if planned.target == report.target else f"{planned.target:g}"
-    assumed = f"assuming {planned.logits} logits, λ = {planned.coef:g} and c = {c}"
-    return " ".join((f"{measured}, {assumed}. Training was not tested.", *caveats))
+    return said
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2g} %"
-
-
-def _upper(text: str) -> str:
-    return text[:1].upper() + text[1:]

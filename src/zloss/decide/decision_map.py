@@ -1,7 +1,4 @@
-"""The decision map of the paper, evaluated: one function per stage, in the order of the map.
-
-One module above 500 lines, because the eight stages are read one after another and share how an answer is put together.
-"""
+"""The decision map of the paper, evaluated: one function per stage, in the order of the map."""
 
 from __future__ import annotations
 
@@ -10,7 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypedDict, Unpack
 
-from zloss.decide.consequences import consequence_of, give_verdict
+from zloss.decide.consequences import (
+    gain_consequence,
+    give_verdict,
+    implementation_consequence,
+    input_path_consequence,
+    normalizer_consequence,
+    router_consequence,
+    shift_consequence,
+)
 from zloss.decide.stages import (
     DECOMPOSITION,
     IMPLEMENTATION,
@@ -28,11 +33,11 @@ from zloss.decide.stages import (
     sentence,
 )
 from zloss.decide.thresholds import Thresholds, stored_thresholds
-from zloss.decide.verdict import evaluated_comparison, quality_accepted
+from zloss.decide.verdict import quality_accepted, with_tolerance
 from zloss.decide.verdict_parts import EndpointLimit, endpoint_limits
 from zloss.results.audit import NO_INPUT_PATH, NOT_MEASURED, AuditReport
-from zloss.results.comparison import ComparedMethod, Comparison, Verdict, method_label
-from zloss.results.decision import Decision, Effect
+from zloss.results.comparison import Comparison, method_label
+from zloss.results.decision import Consequence, Decision, Effect
 from zloss.results.implementation_audit import CE, ImplementationAudit
 from zloss.results.loss_audit import LossAudit
 from zloss.results.recommendation import Recommendation
@@ -59,26 +64,28 @@ def decide(
     limits = thresholds or stored_thresholds(report.thresholds if report else {})
     report = report and report.finite()
     losses, implementations = joined.get("loss_audits", ()), joined.get("implementation_audits", ())
-    comparisons = joined.get("comparisons", ())
-    on_checkpoint = {
-        SOURCE: source_coordinate,
-        DECOMPOSITION: objective_decomposition,
-        TRANSPORT: architectural_transport,
-        PATHWAY: shared_pathway,
-    }
-    decisions = (
-        *(
-            stage.unevaluated("no audit of a checkpoint was given") if report is None else evaluate(report, limits)
-            for stage, evaluate in on_checkpoint.items()
-        ),
-        implementation(losses, limits, implementations),
-        router_reduction(report, comparisons, limits, joined.get("routers", ())),
-        optimizer_consequence(comparisons, limits, implementations),
-        quality_gate(comparisons, limits),
-    )
-    return tuple(
-        replace(one, consequence=consequence_of(one, report, limits, losses, implementations)) for one in decisions
-    )
+    comparisons, decisions = joined.get("comparisons", ()), list[Decision]()
+    unaudited = Consequence("", None, None, "", None, "No audit of a checkpoint was given.")
+    for stage, evaluate, weigh in (
+        (SOURCE, source_coordinate, shift_consequence),
+        (DECOMPOSITION, objective_decomposition, normalizer_consequence),
+        (TRANSPORT, architectural_transport, gain_consequence),
+        (PATHWAY, shared_pathway, input_path_consequence),
+    ):
+        if report is None:
+            one = replace(stage.unevaluated("no audit of a checkpoint was given"), consequence=unaudited)
+        else:
+            one = replace(evaluate(report, limits), consequence=weigh(report, limits))
+        decisions.append(one)
+    applied = implementation_consequence(report, losses, implementations, limits)
+    decisions.append(replace(implementation(losses, limits, implementations), consequence=applied))
+    router = router_reduction(report, comparisons, limits, joined.get("routers", ()))
+    decisions.append(replace(router, consequence=unaudited if report is None else router_consequence(report, limits)))
+    for one in (optimizer_consequence(comparisons, limits, implementations), quality_gate(comparisons, limits)):
+        why = "Measured on training runs." if one.fired is not None else "No training runs were compared."
+        found = Consequence(one.trigger, one.value, one.threshold, "", one.fired, why)
+        decisions.append(replace(one, consequence=found))
+    return tuple(decisions)
 
 
 def with_decisions(
@@ -150,15 +157,10 @@ def objective_decomposition(report: AuditReport, thresholds: Thresholds) -> Deci
     share = min(shift, relative) / total if total else 0.0
     negligible = max(shift, relative) < floor**2
     fired = share > limit and not negligible
-    if negligible:
-        sizes = f"rms μ = {math.sqrt(shift):.3g} and rms(log Z̃ − c) = {math.sqrt(relative):.3g} nats"
-        reason = f"Neither part matters: {sizes}, both below {floor:g}."
-    elif fired:
-        reason = f"Both matter: E μ² = {shift:.4g} and E(log Z̃ − c)² = {relative:.4g}; the smaller is {share:.0%} of the sum."
-    else:
-        larger, smaller = ("μ", "log Z̃ − c") if shift >= relative else ("log Z̃ − c", "μ")
-        sizes = f"E μ² = {shift:.4g}, E(log Z̃ − c)² = {relative:.4g}"
-        reason = f"{larger} dominates: {sizes}; {smaller} is {share:.2g} of the sum."
+    lead = "Both matter" if fired else "Neither part matters" if negligible else "One part dominates"
+    reason = (
+        f"{lead}: E μ² = {shift:.4g} and E(log Z̃ − c)² = {relative:.4g} nats²; the smaller is {share:.2g} of the sum."
+    )
     effects = budget_effects(report, thresholds.r_z_budget)
     if raw.diag_z is not None:
         note = f"cross term 2·E[μ(log Z̃ − c)] = {raw.diag_z / coef - total:.4g} removed"
@@ -258,9 +260,6 @@ def implementation(
         error, where = max(known, key=lambda each: each[0])
         worst.append((error, limit))
         parts.append(f"{symbol} = {error:.3g}{f' ({where})' if where else ''} {_verb(error > limit)} {limit:g}")
-        within = [name for other, name in known if name and other <= limit]
-        if symbol == "Δ_src" and error > limit and within:
-            parts.append(f"within it: {', '.join(within)}")
     warned = [f"warnings and notes: {', '.join(lesser)}"] if lesser else []
     if not worst and not found:
         more = f" ({warned[0]})" if warned else ""
@@ -288,25 +287,9 @@ def implementation(
 # Router
 
 
-OWN_ROUTER_LOSS = "the model's own router loss (measured)"
-GIVEN_ROUTER_LOSS = "the measured router loss"
 REPLACE_ROUTER_LOSS = "Replace the penalty by λ_R·α·(log Z_R − c_R)², then measure its scale again"
 CORRECT_SIGN = "Correct the sign of the router penalty, then measure its scale again"
 MATCH_ELSEWHERE = "In the model that has the router, match the coefficient so that s_rel = 1"
-MEASURED_ELSEWHERE = "a router loss that was measured by itself"
-STATED_ELSEWHERE = "the coefficient that was stated to `zloss router-scale`"
-
-
-class _Scale(NamedTuple):
-    """One s_rel and where it comes from."""
-
-    name: str
-    relative: float
-    coef: float | None
-    source: str
-    """Of what it is, where the audited model has no router."""
-    rounding: float = 0.0
-    """What rounding leaves open of a measured scale."""
 
 
 def router_reduction(
@@ -318,38 +301,33 @@ def router_reduction(
     """The s_rel farthest from 1: measured from a router loss, applied in compared runs, or that of a stated convention.
 
     A measured gradient that no squared log-normalizer explains has no s_rel, and fires by itself; so does a negative scale. A
-    measurement that could not tell the penalty has no s_rel either, and does not fire. Where the audited model has no router,
-    the reason says of what the scale is.
+    measurement that could not tell the penalty has no s_rel either, and does not fire.
     """
     tolerance, router = thresholds.router_scale_tolerance, None if report is None else report.router
     # An audit that left the routers out has a reason for it.
     routerless = (
         report is not None and router is None and report.status == "complete" and report.reason("router") is None
     )
-    foreign = " The audited model has no router; this comes from {}." if routerless else ""
-    scales, undetermined = list[_Scale](), list[str]()
+    elsewhere = " The audited model has no router, so this describes another one." if routerless else ""
     # The diagnostic convention of an audit is ours, so only a measured scale is the model's.
-    own = [] if router is None or router.applied is None else [(OWN_ROUTER_LOSS, router.applied)]
-    given = [(one.name or GIVEN_ROUTER_LOSS, one) for one in routers if isinstance(one, MeasuredScale)]
-    for where, measured in own + given:
-        reason = f"{where}: {measured.sentence}{foreign.format(MEASURED_ELSEWHERE)}"
-        if measured.verdict in ("not_squared", "squared_mean", "unexplained"):
+    measured = [] if router is None or router.applied is None else [("the model's own router loss", router.applied)]
+    measured += [(one.name or "the measured router loss", one) for one in routers if isinstance(one, MeasuredScale)]
+    scales, undetermined = list[tuple[str, float, float | None, float]](), list[str]()
+    for name, one in measured:
+        reason = f"{name}: {one.sentence}{elsewhere}"
+        if one.verdict in ("not_squared", "squared_mean", "unexplained"):
             return ROUTER.decision(None, tolerance, True, reason, action=REPLACE_ROUTER_LOSS)
-        if measured.negative_layers:
-            return ROUTER.decision(measured.relative, tolerance, True, reason, action=CORRECT_SIGN)
-        if measured.verdict == "undetermined":
+        if one.negative_layers:
+            return ROUTER.decision(one.relative, tolerance, True, reason, action=CORRECT_SIGN)
+        if one.verdict == "undetermined":
             undetermined.append(reason)
         else:
-            scales.append(_Scale(where, measured.relative, measured.coef, MEASURED_ELSEWHERE, measured.limit))
-    scales += [
-        _Scale(f"{one.source} (stated)", one.scale(one.source).relative, one.coef, STATED_ELSEWHERE)
-        for one in routers
-        if isinstance(one, RouterScaleTable)
-    ]
-    for comparison in comparisons:
-        runs = "the compared runs" if comparison.model is None else f"the compared runs of {comparison.model}"
-        variants = () if comparison.router is None else comparison.router.conventions
-        scales += [_Scale(v.convention, v.s_rel, v.coef, runs) for v in variants if v.s_rel is not None]
+            scales.append((name, one.relative, one.coef, max(tolerance, one.limit)))
+    for table in routers:
+        if isinstance(table, RouterScaleTable):
+            scales.append((f"{table.source} (stated)", table.scale(table.source).relative, table.coef, tolerance))
+    variants = [each for one in comparisons if one.router is not None for each in one.router.conventions]
+    scales += [(each.convention, each.s_rel, each.coef, tolerance) for each in variants if each.s_rel is not None]
     if not scales:
         if undetermined:
             return ROUTER.decision(None, tolerance, None, " ".join(undetermined))
@@ -361,36 +339,46 @@ def router_reduction(
         if routerless:
             return ROUTER.unevaluated("the audited model has no router", needed="one")
         return ROUTER.unevaluated("no router was audited, and none of the compared runs has one")
-    farthest = max(scales, key=lambda item: abs(item.relative - 1) - max(tolerance, item.rounding))
-    name, scale, coef = farthest.name, farthest.relative, farthest.coef
-    tolerance = max(tolerance, farthest.rounding)
-    fired = abs(scale - 1) > tolerance
-    reason = f"s_rel = {scale:.4g} under {name}: {'not ' if fired else ''}the scale of the token-layer mean (± {tolerance:.2g})."
+    name, scale, coef, limit = max(scales, key=lambda each: abs(each[1] - 1) - each[3])
+    fired = abs(scale - 1) > limit
+    reason = (
+        f"s_rel = {scale:.4g} under {name}: {'not ' if fired else ''}the scale of the token-layer mean (± {limit:.2g})."
+    )
     matched = None if coef is None or scale == 0 else coef / scale
     effect = Effect("λ_R that gives s_rel = 1", coef, matched, unit="λ", note=f"under {name}")
-    action = MATCH_ELSEWHERE if routerless else ""
-    return ROUTER.decision(scale, tolerance, fired, reason + foreign.format(farthest.source), [effect], action)
+    return ROUTER.decision(
+        scale, limit, fired, reason + elsewhere, [effect], action=MATCH_ELSEWHERE if routerless else ""
+    )
 
 
 # Training runs
 
 
-NONFINITE = ("nonfinite_gradient", "nonfinite_microbatch")
-TAILS = (
-    "grad_norm_p99",
-    "grad_norm_p999",
-    "grad_norm_max",
-    "grad_inf_p99",
-    "phi_10",
-    "phi_50",
-    "phi_100",
-    "adam_v_max",
-    "adam_v_p99",
-    "spike_rate",
-    "kappa_min",
-    "loss_p99",
-)
 NO_COMPARISON = "no comparison of training runs was given"
+TAILS = ("grad_norm_p99", "grad_norm_max")
+
+
+class _Endpoint(NamedTuple):
+    """One optimizer-facing endpoint of a method next to that of its baseline."""
+
+    limit: EndpointLimit
+    before: float
+    after: float
+    method: str
+    note: str
+
+    @property
+    def beyond(self) -> bool:
+        """Beyond its limit; a nonfinite step is, whatever the baseline has."""
+        nonfinite = self.limit.key.startswith("nonfinite")
+        return self.after > 0 if nonfinite else self.limit.passed(self.before, self.after)
+
+    @property
+    def excess(self) -> float:
+        return self.limit.excess(self.before, self.after)
+
+    def __str__(self) -> str:
+        return f"{self.method}: {self.limit.sentence(self.before, self.after)}"
 
 
 def optimizer_consequence(
@@ -403,107 +391,73 @@ def optimizer_consequence(
     The fp16 margin of an implementation audit can fire the stage. Alone it cannot make it quiet: it says nothing about the
     gradients of a training run.
     """
-    worst: tuple[float, str, list[Effect], str] | None = None
-    alarms, effects = list[str](), list[Effect]()
+    found, tails = list[_Endpoint](), list[_Endpoint]()
     for comparison in comparisons:
         base = comparison.baseline_method
         for method in comparison.methods:
             if base is None or method is base:
                 continue
-            quantile = "max" if comparison.has_few_steps and "grad_norm_max" in base.metrics else "p99"
-            tail, base_tail = (side.mean(f"grad_norm_{quantile}") for side in (method, base))
-            changes = [
-                Effect(key, base.mean(key), method.mean(key), note=f"{base.label} → {method.label}")
-                for key in TAILS
-                if base.mean(key) != method.mean(key) and None not in (base.mean(key), method.mean(key))
+            note, common = f"{base.label} → {method.label}", base.metrics.keys() & method.metrics.keys()
+            endpoints = [
+                _Endpoint(limit, base.metrics[limit.key].mean, method.metrics[limit.key].mean, method.label, note)
+                for limit in endpoint_limits(thresholds, common, comparison.steps)
             ]
-            if tail is not None and base_tail and (worst is None or tail / base_tail > worst[0]):
-                worst = (tail / base_tail, quantile, changes, method.label)
-            if found := _alarms(comparison, base, method, thresholds):
-                effects = effects or changes
-                alarms += found
+            found += endpoints
+            # The p99, or over few steps the maximum.
+            tails += [one for one in endpoints if one.limit.key in TAILS and one.before][:1]
     margins = _fp16_margins(implementation_audits, thresholds.fp16_margin_ratio)
-    lost = [margin for margin in margins if margin.lost]
-    alarms += [margin.said for margin in lost]
-    narrowest = max(margins, key=lambda margin: margin.fall, default=None)
+    alarms = [one for one in (*found, *margins) if one.beyond]
+    worst, narrowest = (max(each, key=lambda one: one.excess, default=None) for each in (tails, margins))
     if worst is None and not alarms:
         why = "the comparison has no gradient tails" if comparisons else NO_COMPARISON
-        held = "" if narrowest is None else f"the fp16 margin stays within its limit ({narrowest.said}), but "
-        return OPTIMIZER.unevaluated(held + why)
-    value, limit, parts = None, thresholds.grad_tail_ratio, alarms
-    if worst is not None:
-        value, quantile, changes, label = worst
-        limit = thresholds.grad_max_ratio if quantile == "max" else limit
-        effects = changes if value > limit else effects
-        tails = f"worst {quantile} gradient norm is {value:.3g} × the baseline's ({label}; limit {limit:g} ×)"
-        parts = [tails, *alarms, *([narrowest.said] if narrowest is not None and not narrowest.lost else [])]
-    elif not comparisons and narrowest is not None:
-        value, limit = narrowest.fall, thresholds.fp16_margin_ratio
-    fired = bool(alarms) or (value is not None and value > limit)
-    return OPTIMIZER.decision(value, limit, fired, sentence(*parts), [*effects, *(margin.effect for margin in lost)])
+        return OPTIMIZER.unevaluated(why if narrowest is None else f"{narrowest}, which is within its limit, but {why}")
+    parts = [] if worst is None else [f"worst gradient tail: {worst}"]
+    parts += [str(one) for one in alarms if one is not worst]
+    parts += [] if narrowest is None or narrowest.beyond else [str(narrowest)]
+    effects = [Effect(one.limit.key, one.before, one.after, note=one.note) for one in alarms]
+    value, limit = None, thresholds.grad_tail_ratio
+    if (shown := worst or (None if comparisons else narrowest)) is not None:
+        value, limit = shown.excess, shown.limit.limit
+    return OPTIMIZER.decision(value, limit, bool(alarms), sentence(*parts), effects)
 
 
-class _Fp16Margin(NamedTuple):
-    """κ_min of a method next to that of CE on the same batches."""
-
-    lost: bool
-    """Beyond its limit."""
-    fall: float
-    """κ_min of CE over that of the method."""
-    said: str
-    effect: Effect
-
-
-def _fp16_margins(audits: Sequence[ImplementationAudit], ratio: float) -> list[_Fp16Margin]:
-    """Every method but CE, where the audit has both margins."""
+def _fp16_margins(audits: Sequence[ImplementationAudit], ratio: float) -> list[_Endpoint]:
+    """κ_min of every method next to that of CE on the same batches, where the audit has both."""
     limit, margins = EndpointLimit("kappa_min", "largest safe fp16 scale κ", "falls", ratio), []
     for audit in audits:
         base = next((line.kappa_min for line in audit.overflow if line.method == CE), None)
         for line in audit.overflow:
-            after, method = line.kappa_min, method_label(line.method, line.coef)
             # A zero gradient has no largest scale, so its margin is infinite and nothing compares with it.
-            if base is None or not math.isfinite(base) or line.method == CE or after is None:
+            if base is None or not math.isfinite(base) or line.method == CE or line.kappa_min is None:
                 continue
-            said = f"{method} on {audit.model.name}: {limit.sentence(base, after)}"
-            effect = Effect("kappa_min", base, after, note=f"ce → {method}, gradients of {audit.model.name}")
-            margins.append(_Fp16Margin(limit.passed(base, after), limit.excess(base, after), said, effect))
+            method = f"{method_label(line.method, line.coef)} on {audit.model.name}"
+            margins.append(_Endpoint(limit, base, line.kappa_min, method, f"ce → {method}"))
     return margins
-
-
-def _alarms(comparison: Comparison, base: ComparedMethod, method: ComparedMethod, thresholds: Thresholds) -> list[str]:
-    """Endpoints beyond their limits, and nonfinite steps whatever the baseline has."""
-    alarms = []
-    for limit in endpoint_limits(thresholds, base.metrics.keys() & method.metrics.keys(), comparison.steps):
-        before, after = base.metrics[limit.key].mean, method.metrics[limit.key].mean
-        if limit.key not in NONFINITE and limit.passed(before, after):
-            alarms.append(f"{method.label}: {limit.sentence(before, after)}")
-    return alarms + [f"{method.label}: {key} = {rate:.3g}" for key in NONFINITE if (rate := method.mean(key))]
 
 
 def quality_gate(comparisons: Sequence[Comparison], thresholds: Thresholds) -> Decision:
     """The largest rise of CE and PPL over the matched baseline of each comparison, against the stated tolerance."""
     found = [
-        (evaluated, stated, verdict)
-        for comparison in comparisons
-        for evaluated in [evaluated_comparison(comparison, thresholds)]
-        for stated, verdict in zip(comparison.quality.methods, evaluated.quality.methods, strict=True)
+        (comparison, verdict)
+        for comparison in (with_tolerance(each, thresholds) for each in comparisons)
+        for verdict in comparison.quality.methods
     ]
     if not found:
         return QUALITY.unevaluated("the comparison states no PPL difference" if comparisons else NO_COMPARISON)
     # A method without a partner of its seed has neither number nor verdict.
-    compared = [each for each in found if each[2].delta_ppl is not None or each[2].accepted is not None]
+    compared = [each for each in found if each[1].delta_ppl is not None or each[1].accepted is not None]
     if not compared:
         return QUALITY.unevaluated("no method of the comparison shares a seed with the baseline")
-    accepted, rejected, effects = list[str](), list[str](), list[Effect]()
-    rises = list[float]()  # of PPL, as a share of the baseline's: two comparisons have different baselines
-    for comparison, stated, verdict in compared:
-        if quality_accepted(stated, verdict, comparison.quality.tolerance_ppl):
-            accepted.append(verdict.label)
-        else:
-            rejected.append(_with_reason(verdict))
+    rejected, effects = list[str](), list[Effect]()
+    shares = list[float]()  # rises of PPL over the baseline's: two comparisons have different baselines
+    for comparison, verdict in compared:
         base, rise = comparison.baseline_method, verdict.delta_ppl
         ppl = None if base is None else base.mean("ppl")
-        rises.append(-math.inf if rise is None else rise / ppl if ppl else rise)
+        shares.append(-math.inf if rise is None else rise / ppl if ppl else rise)
+        if not quality_accepted(verdict, comparison.quality.tolerance_ppl):
+            part = None if verdict.parts is None else verdict.parts.quality
+            why = verdict.reason if verdict.parts is None else part.reason if part and part.state == "fails" else ""
+            rejected.append(f"{verdict.label} ({why.rstrip('.')})" if why else verdict.label)
         if base is not None and ppl is not None and rise:
             note = f"{base.label} → {verdict.label}"
             effects.append(Effect("PPL", ppl, ppl + rise, note=note))
@@ -512,22 +466,10 @@ def quality_gate(comparisons: Sequence[Comparison], thresholds: Thresholds) -> D
                 for method in comparison.methods
                 if (method.method, method.coef) == (verdict.method, verdict.coef)
             ]
-    comparison, _, worst = compared[rises.index(max(rises))]
+    comparison, worst = compared[shares.index(max(shares))]
     tolerance, rise, parts = comparison.quality.tolerance_ppl, worst.delta_ppl, list[str]()
     if rise is not None:
-        part = None if worst.parts is None else worst.parts.quality
-        nats = None if part is None else part.numbers.get("delta_ce")
-        in_nats = f" ({nats:+.4g} nat)" if isinstance(nats, float) else ""
         held = f" (tolerance {tolerance:.3g} PPL)" if tolerance is not None else ""
-        parts.append(f"the largest PPL change is {rise:+.4g}{in_nats}, {worst.label}{held}")
+        parts.append(f"the largest PPL change is {rise:+.4g}, {worst.label}{held}")
     parts.append(f"rejected: {', '.join(rejected)}" if rejected else "no method is rejected for its quality")
-    if rejected and accepted:
-        parts.append(f"within the tolerance: {', '.join(accepted)}")
     return QUALITY.decision(rise, tolerance, bool(rejected), sentence(*parts), effects)
-
-
-def _with_reason(verdict: Verdict) -> str:
-    part = None if verdict.parts is None else verdict.parts.quality
-    why = part.reason.rstrip(".") if part is not None and part.state == "fails" else ""
-    why = why or ("" if verdict.parts is not None else verdict.reason)
-    return f"{verdict.label} ({why})" if why else verdict.label

@@ -231,7 +231,7 @@ def _movement(values: WatchedValues, kept: Sequence[KeptCheckpoint], last_still:
     """
     watched, limits, count = values.watched, values.limits, len(kept)
     key, coordinate = watched.key, watched.coordinate
-    name = _name(key, coordinate, plain=True)
+    name = plain_name(key) if key in SHIFT_KEYS else f"{plain_name(key)} of the {coordinate} head"
     if all(value is None for value in values.shown_I):
         return Movement(key, coordinate, "open", f"{name} was not measured.")
     if all(value is None for value in values.tested_I):
@@ -267,10 +267,10 @@ def _movement(values: WatchedValues, kept: Sequence[KeptCheckpoint], last_still:
 # Sentences
 
 
-def _name(key: str, coordinate: Coordinate, *, plain: bool = False) -> str:
-    """A number in a sentence, with `plain` behind its plain name; μ exists in one coordinate only."""
-    name = plain_name(key) if plain else symbol(key)
-    return name if key in SHIFT_KEYS else f"{name} of the {coordinate} head"
+def _name(movement: Movement) -> str:
+    """A number in a sentence, by its symbol; μ exists in one coordinate only."""
+    name = symbol(movement.quantity)
+    return name if movement.quantity in SHIFT_KEYS else f"{name} of the {movement.coordinate} head"
 
 
 def _ce_phrase(change: CeChange) -> str:
@@ -278,10 +278,7 @@ def _ce_phrase(change: CeChange) -> str:
     if change.difference is None:
         return "CE was not finite"
     interval = "" if change.half_width is None else f" ± {change.half_width:.2g}"
-    # Below 1e-5 nat a difference is rounding of the forward pass.
-    small = abs(change.difference) < 1e-5 and (change.half_width or 0) < 1e-5
-    size = "less than 1e-5 nat" if small else f"{change.difference:+.2g}{interval} nat"
-    return f"CE {'stood still' if change.still else 'moved'} ({size})"
+    return f"CE {'stood still' if change.still else 'moved'} ({change.difference:+.2g}{interval} nat)"
 
 
 def _finding(movements: Sequence[Movement], *, ce_stood_still: bool) -> str:
@@ -290,11 +287,11 @@ def _finding(movements: Sequence[Movement], *, ce_stood_still: bool) -> str:
     if invisible:
         lead, *others = invisible
         text = f"Drift that CE cannot see: the {inside(lead.reason)}"
-        if lead.quantity in SHIFT_KEYS and any(movement.coordinate == "centered" for movement in invisible):
-            text += " The centered head moved too, so it is more than a common shift."
-        elif lead.quantity in SHIFT_KEYS:
+        if lead.quantity in SHIFT_KEYS:
             text += (
-                " No number of the centered head moved with it: it is a common shift of all logits, which `zloss center` "
+                " The centered head moved too, so it is more than a common shift."
+                if any(movement.coordinate == "centered" for movement in invisible)
+                else " No number of the centered head moved with it: it is a common shift of all logits, which `zloss center` "
                 "removes from a checkpoint and a penalty on μ limits in training."
             )
         return text + (f" Also while CE stood still: {_list(others)}." if others else "")
@@ -309,8 +306,6 @@ def _finding(movements: Sequence[Movement], *, ce_stood_still: bool) -> str:
 
 
 def _list(movements: Sequence[Movement]) -> str:
-    def shown(movement: Movement) -> str:
-        numbers = "" if None in (movement.before, movement.after) else f" {movement.before:.4g} → {movement.after:.4g}"
-        return _name(movement.quantity, movement.coordinate) + numbers
-
-    return ", ".join(map(shown, movements))
+    return ", ".join(
+        _name(m) + ("" if None in (m.before, m.after) else f" {m.before:.4g} → {m.after:.4g}") for m in movements
+    )

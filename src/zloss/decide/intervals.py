@@ -87,6 +87,15 @@ class PairedInterval:
                 return seeds
         return None
 
+    def needed(self, bound: float) -> str:
+        """What would settle an open question, in a phrase."""
+        seeds = self.seeds_to_settle(bound)
+        if self.seeds < 2:
+            return "run at least one more seed"
+        if seeds is not None and seeds > self.seeds:
+            return f"{seeds} seeds would settle it at the present spread"
+        return "validate on more text"
+
 
 def paired_interval(differences_S: Sequence[float], group_error: float, groups: int) -> PairedInterval:
     """The interval of the mean of `differences_S`; `group_error` is e, from `groups` groups of validation blocks.
@@ -138,30 +147,18 @@ def quality_interval(pairs_S: Sequence[tuple[ValidationBlocks, ValidationBlocks]
 
 
 @dataclass(frozen=True)
-class BlockTail:
-    """The largest values of one token quantity, block by block: all that lie above one threshold common to the blocks."""
+class BlockValues:
+    """One token quantity, block by block: its mean, or its largest values."""
 
     values: tuple[tuple[float, ...], ...]
-    """For each block its values above the threshold, in any order."""
+    """For each block its mean, or in any order all its values above one threshold common to the blocks."""
     tokens_B: tuple[int, ...]
     """Tokens of each block, those below the threshold included."""
 
     def quantile(self, level: float) -> float:
         """The smallest kept value with at most (1 − level)·N tokens above it; NaN where too few values were kept."""
-        ordered = np.sort(np.concatenate([np.asarray(v, dtype=np.float64) for v in self.values] or [np.empty(0)]))[::-1]
-        place = math.floor((1 - level) * sum(self.tokens_B))
-        return float(ordered[place]) if place < len(ordered) else math.nan
-
-
-@dataclass(frozen=True)
-class BlockMean:
-    """A mean over tokens, block by block."""
-
-    means: tuple[float, ...]
-    tokens_B: tuple[int, ...]
-
-
-BlockValues = BlockTail | BlockMean
+        whole_B, once_11 = np.zeros(len(self.tokens_B), dtype=np.int64), np.ones((1, 1), dtype=np.int64)
+        return float(resampled(self, whole_B, once_11, level)[0])
 
 
 def block_values(blocks: ValidationBlocks | None, key: str, *, tail: bool) -> BlockValues | None:
@@ -169,10 +166,10 @@ def block_values(blocks: ValidationBlocks | None, key: str, *, tail: bool) -> Bl
     if blocks is None:
         return None
     if tail:
-        return BlockTail(blocks.tails[key], blocks.tokens) if key in blocks.tails else None
+        return BlockValues(blocks.tails[key], blocks.tokens) if key in blocks.tails else None
     means = blocks.means.get(key, ())
-    known = tuple(mean for mean in means if mean is not None)
-    return BlockMean(known, blocks.tokens) if known and len(known) == len(means) else None
+    known = tuple((mean,) for mean in means if mean is not None)
+    return BlockValues(known, blocks.tokens) if known and len(known) == len(means) else None
 
 
 def mean_over_tokens(means_B: Sequence[float | None], tokens_B: Sequence[int]) -> float | None:
@@ -224,18 +221,17 @@ def text_resamples(blocks: int, seed: int = 0) -> tuple[NDArray[np.int64], NDArr
 def resampled(
     values: BlockValues, group_B: NDArray[np.int64], counts_RG: NDArray[np.int64], level: float | None
 ) -> NDArray[np.float64]:
-    """The mean or quantile of every resample, [R]; `counts_RG` says how often each group was drawn."""
+    """The quantile (the mean without `level`) of every resample, [R]; `counts_RG` says how often each group was drawn."""
     tokens_B = np.asarray(values.tokens_B, dtype=np.float64)
     tokens_R = counts_RG @ group_sums(tokens_B, group_B)
-    if isinstance(values, BlockMean):
-        return counts_RG @ group_sums(np.asarray(values.means) * tokens_B, group_B) / tokens_R
-    assert level is not None
-    kept_K = np.concatenate([np.asarray(v, dtype=np.float64) for v in values.values] or [np.empty(0)])
+    kept_K = np.array([value for block in values.values for value in block], dtype=np.float64)
+    if level is None:
+        return counts_RG @ group_sums(kept_K * tokens_B, group_B) / tokens_R
     out_R = np.full(len(counts_RG), np.nan)
     if not len(kept_K):
         return out_R
     order = np.argsort(kept_K)[::-1]
-    group_K, largest_K = np.repeat(group_B, [len(v) for v in values.values])[order], kept_K[order]
+    group_K, largest_K = np.repeat(group_B, [len(block) for block in values.values])[order], kept_K[order]
     step = max(1, MOST_NUMBERS // len(kept_K))
     for start in range(0, len(counts_RG), step):
         part = slice(start, start + step)

@@ -14,7 +14,7 @@ from zloss.decide.verdict_parts import EFFECT, endpoint_limits
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import FEW_STEPS, Comparison, Verdict, VerdictName
-from zloss.results.decision import Action, ActionVerdict, Decision, LambdaBudget
+from zloss.results.decision import Action, ActionVerdict, LambdaBudget
 from zloss.results.recommendation import NOT_TESTED, Arm, Level, Recommendation
 from zloss.results.run_config import MU_CENTERING, MU_LOSS, UNPENALIZED
 from zloss.results.steps import PHI, StepRecord
@@ -369,17 +369,10 @@ RECIPES = {
     "centered": "Centered Z-loss at λ = {coef}, c = log V",
     "factorized": "Factorized Z-loss at λ_μ = λ_rel = {coef}, c_μ = 0, c_rel = log V",
     "gain-aware": "Gain-aware Z-loss at λ = {coef}, β = 0.01, c = log V",
+    MU_LOSS: "the μ-loss at γ = {coef}",
+    MU_CENTERING: "μ-centering after every step",
 }
-OF_THE_MEAN_ROW = {MU_LOSS: "the μ-loss at γ = {coef}", MU_CENTERING: "μ-centering after every step"}
-
-
-def method_title(method: str) -> str:
-    """The name of a method inside a sentence.
-
-    >>> method_title("gain-aware"), method_title("my_penalty")
-    ('Gain-aware Z-loss', 'my_penalty')
-    """
-    return f"{method[0].upper()}{method[1:]} Z-loss" if method in RECIPES else method
+NO_TRAINING = "Centering does not change predictions, so the runs only check that nothing else does."
 
 
 def recipe(method: str, coef: float) -> str:
@@ -389,11 +382,8 @@ def recipe(method: str, coef: float) -> str:
     'Centered Z-loss at λ = 1e-4, c = log V'
     """
     digits, exponent = f"{coef:e}".split("e")
-    return (
-        (RECIPES | OF_THE_MEAN_ROW)
-        .get(method, f"{method} at λ = {{coef}}")
-        .format(coef=f"{float(digits):g}e{int(exponent)}")
-    )
+    written = RECIPES.get(method, f"{method} at λ = {{coef}}")
+    return written.format(coef=f"{float(digits):g}e{int(exponent)}")
 
 
 def with_verdict(found: Recommendation) -> Recommendation:
@@ -419,9 +409,8 @@ def with_verdict(found: Recommendation) -> Recommendation:
     elif found.level == CONFIRMED:
         action, said = "train", f"Train with {recipe(method, coef)}."
     else:
-        fresh = f"{seeds} fresh seed{'s' if seeds != 1 else ''}"
         said = (
-            f"Not enough evidence to train with {recipe(method, coef)}: it looks right on {fresh}, but is not confirmed. "
+            f"Not enough evidence to train with {recipe(method, coef)}: it looks right {_fresh(seeds)}, but is not confirmed. "
             "Keep what you have."
         )
     acts, sure = action in ("train", "center"), _how_sure(found)
@@ -439,27 +428,27 @@ def _how_sure(found: Recommendation) -> str:
     """On how many fresh seeds and steps the answer rests, on what text, and under which assumptions."""
     tested, seeds = found.tested, len(found.confirmation_seeds)
     word = {CONFIRMED: "Confirmed", DIRECTION: "Not confirmed: seen", UNDECIDED: "Not decided"}[found.level]
-    fresh = f"on {seeds} fresh seed{'s' if seeds != 1 else ''}" if seeds else "without a fresh seed"
-    steps = "an unknown number of steps" if tested.steps is None else f"{tested.steps:,} steps"
-    lr = "an unknown learning rate" if tested.lr is None else f"learning rate {tested.lr:g}"
-    tokens = "" if tested.tokens is None else f", {tested.tokens:,} tokens per run"
-    blocks = ", on validation blocks that selection had not seen" if seeds else ""
-    if found.objective == CENTERED_HEAD:
-        sentences = ["Centering does not change predictions, so the runs only check that nothing else does."]
-    else:
-        sentences = list[str]()
-    each = " each" if seeds > 1 else ""
-    sentences.append(f"{word} {fresh}, {steps}{each}, at {lr}{blocks}: {tested.model} on {tested.text}{tokens}.")
+    said = "" if found.objective != CENTERED_HEAD else f"{NO_TRAINING} "
+    said += f"{word} {_fresh(seeds)}, "
+    said += "an unknown number of steps" if tested.steps is None else f"{tested.steps:,} steps"
+    said += " each, at " if seeds > 1 else ", at "
+    said += "an unknown learning rate" if tested.lr is None else f"learning rate {tested.lr:g}"
+    said += ", on validation blocks that selection had not seen" if seeds else ""
+    said += f": {tested.model} on {tested.text}"
+    said += "." if tested.tokens is None else f", {tested.tokens:,} tokens per run."
     if tested.known:
-        sentences.append(f"From the checkpoint's trainer_state.json: {_listed(tested.known)}.")
+        said += f" From the checkpoint's trainer_state.json: {_listed(tested.known)}."
     if tested.assumed:
-        sentences.append(f"Assuming {_listed(tested.assumed)}, because the checkpoint does not say.")
-    return " ".join((*sentences, sentence(NOT_TESTED)))
+        said += f" Assuming {_listed(tested.assumed)}, because the checkpoint does not say."
+    return f"{said} {sentence(NOT_TESTED)}"
+
+
+def _fresh(seeds: int) -> str:
+    return f"on {seeds} fresh seed{'s' if seeds != 1 else ''}" if seeds else "without a fresh seed"
 
 
 def _listed(items: Sequence[str]) -> str:
-    *first, last = items
-    return f"{', '.join(first)} and {last}" if first else last
+    return " and ".join(filter(None, (", ".join(items[:-1]), items[-1])))
 
 
 def costs(
@@ -473,16 +462,15 @@ def costs(
     """What the answer costs: quality, gradient, time, memory. `seconds_ratio`: time of a step over that of CE."""
     if method is None or method == CE:
         return ()
-    found = []
+    found, key = list[str](), (method, coef)
     if comparison is not None:
-        own = next((m for m in comparison.methods if (m.method, m.coef) == (method, coef)), None)
-        verdict = next((v for v in comparison.quality.methods if (v.method, v.coef) == (method, coef)), None)
+        verdict = next((one for one in comparison.quality.methods if (one.method, one.coef) == key), None)
+        compared = next((one for one in comparison.methods if (one.method, one.coef) == key), None)
         if verdict is not None and verdict.parts is not None and verdict.parts.quality is not None:
             found.append(f"Quality: {verdict.parts.quality.reason}")
-        if own is not None and (r_aux := own.mean("r_aux")):
-            found.append(
-                f"Gradient: after training, the Z-loss gradient at the head is {r_aux:.1%} of the CE gradient."
-            )
+        if compared is not None and (r_aux := compared.mean("r_aux")):
+            said = f"the Z-loss gradient at the head is {r_aux:.1%} of the CE gradient"
+            found.append(f"Gradient: after training, {said}.")
     if method == CENTERED_HEAD:
         found.append("No training needed: the head is centered once.")
         if extra_bytes:
@@ -492,11 +480,6 @@ def costs(
             f"Time: a step took {seconds_ratio:.2f} × as long as with CE here (wall clock, median over steps)."
         )
     return tuple(found)
-
-
-def not_guaranteed(decisions: Sequence[Decision], proposed_by: Sequence[str]) -> tuple[str, ...]:
-    """What the stages that proposed the answer do not promise."""
-    return tuple(f"{each.stage}: {each.not_guaranteed}." for each in decisions if each.stage in proposed_by)
 
 
 # Answer
@@ -544,29 +527,29 @@ def decide_answer(
     Centered head is a second choice only where the source stage fired and its consequence matters: it trains as CE does, so it
     costs no further run.
     """
+    rejected = confirmed is not None and confirmed.verdict.verdict == "rejected"
     if not diagnosed:
-        rejected = confirmed is not None and confirmed.verdict.verdict == "rejected"
         why = "No stage of the checkpoint fired: there is no shift, tail or gain that a Z-loss should lower."
         return Answer(CONFIRMED if rejected else DIRECTION, CE, 0.0, why)
     if chosen is None and not stopped:
         return Answer(UNDECIDED, None, None, "No arm finished a run, so there is nothing to decide.")
     if chosen is None:
         why = f"Every arm ({stopped}) was stopped on the first seed, because its rejection was certain."
-        if centered_head is not None and centered_head.passes:
-            return _confirmed(centered_head, why)
-        return Answer(DIRECTION, CE, 0.0, why)
-    if confirmed is None:
+    elif confirmed is None:
         return Answer(UNDECIDED, None, None, f"No additional seed confirms {chosen.verdict.label}.")
-    if chosen.passes and confirmed.passes:
+    elif chosen.passes and confirmed.passes:
         return _confirmed(confirmed)
-    if centered_head is not None and centered_head.passes and centered_head.key != chosen.key:
-        return _confirmed(centered_head, _refused(chosen, confirmed))
-    if chosen.passes or confirmed.passes:
+    else:
+        selected = "The best arm" if chosen.passes else "No arm passed selection; the nearest,"
+        said = confirmed.objection or "selection said no"
+        why = f"{selected} {chosen.verdict.label}, did not pass confirmation: {said}."
+    if centered_head is not None and centered_head.passes and (chosen is None or centered_head.key != chosen.key):
+        return _confirmed(centered_head, why)
+    if chosen is not None and confirmed is not None and (chosen.passes or confirmed.passes):
         said = confirmed.objection or "it passes"
         why = f"Selection and confirmation disagree on {chosen.verdict.label}; on confirmation: {said}."
         return Answer(UNDECIDED, None, None, why)
-    level = CONFIRMED if confirmed.verdict.verdict == "rejected" else DIRECTION
-    return Answer(level, CE, 0.0, _refused(chosen, confirmed))
+    return Answer(CONFIRMED if rejected else DIRECTION, CE, 0.0, why)
 
 
 def _confirmed(arm: EvaluatedArm, *more: str) -> Answer:
@@ -574,12 +557,4 @@ def _confirmed(arm: EvaluatedArm, *more: str) -> Answer:
     level = CONFIRMED if arm.verdict.verdict == "accepted" else DIRECTION
     parts = () if arm.verdict.parts is None else arm.verdict.parts.named()
     said = " ".join(f"{name} ({part.state}): {part.reason}" for name, part in parts)
-    name = "Centered head" if method == CENTERED_HEAD else arm.verdict.label
-    return Answer(level, method, coef, " ".join((f"{name} on fresh seeds: {said}", *more)))
-
-
-def _refused(chosen: EvaluatedArm, confirmed: EvaluatedArm) -> str:
-    nearest = "The best arm" if chosen.passes else "No arm passed selection; the nearest,"
-    return (
-        f"{nearest} {confirmed.verdict.label}, did not pass confirmation: {confirmed.objection or 'selection said no'}."
-    )
+    return Answer(level, method, coef, " ".join((f"{arm.verdict.label} on fresh seeds: {said}", *more)))

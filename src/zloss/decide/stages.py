@@ -225,10 +225,14 @@ USUAL = (1e-5, 1e-3)
 
 
 def usual_range(coef: float) -> str:
-    """Whether a solved λ is in the usual range, as a phrase; the budget is arithmetic at one checkpoint, not advice."""
-    inside = USUAL[0] <= coef <= USUAL[1]
-    more = "" if inside else ", so it is not a recommendation"
-    return f"{'inside' if inside else 'outside'} the usual range of λ, 1e-5 to 1e-3{more}"
+    """Whether a solved λ is in the usual range, as a phrase; the budget is arithmetic at one checkpoint, not advice.
+
+    >>> usual_range(1e-4), usual_range(0.0873)[-26:]
+    ('inside the usual range of λ, 1e-5 to 1e-3', 'it is not a recommendation')
+    """
+    if USUAL[0] <= coef <= USUAL[1]:
+        return "inside the usual range of λ, 1e-5 to 1e-3"
+    return "outside the usual range of λ, 1e-5 to 1e-3, so it is not a recommendation"
 
 
 def lambda_budget(report: AuditReport, budget: float) -> LambdaBudget | None:

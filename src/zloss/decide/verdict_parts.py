@@ -16,7 +16,6 @@ from zloss.decide.intervals import (
     LARGEST_EXPONENT,
     LEAST_GROUPS,
     QUANTILES,
-    BlockTail,
     BlockValues,
     PairedInterval,
     effect_interval,
@@ -37,7 +36,6 @@ EFFECT = math.log(0.99)
 Endpoints = Mapping[str, float | None]
 RATIO, NATS = "ratio", "nats per token"
 """Units of intervals: method / baseline, and method − baseline."""
-RUN_AGAIN = "the runs have no per-block validation: run them again"
 FEW_STEPS_P999 = 1000
 """With fewer steps a p99.9 over steps is little more than the maximum."""
 
@@ -83,9 +81,8 @@ class EndpointLimit:
         """What was measured against which limit."""
         if self.relation == "ratio" and baseline > 0:
             return f"{self.symbol} × {method / baseline:.3g} (limit × {self.limit:g})"
-        limits = {"increase": f"limit +{self.limit:g}", "falls": f"limit ÷ {self.limit:g}", "ratio": "limit: none"}
-        limit = "limit: none" if self.key.startswith("nonfinite") else limits[self.relation]
-        return f"{self.symbol} {baseline:.3g} → {method:.3g} ({limit})"
+        sign = {"increase": "+", "falls": "÷ ", "ratio": "× "}[self.relation]
+        return f"{self.symbol} {baseline:.3g} → {method:.3g} (limit {sign}{self.limit:g})"
 
 
 def endpoint_limits(thresholds: Thresholds, keys: Iterable[str], steps: int | None = None) -> tuple[EndpointLimit, ...]:
@@ -128,15 +125,19 @@ def judge_optimizer(comparison: Comparison, method: ComparedMethod, thresholds: 
     limits = endpoint_limits(thresholds, base.metrics.keys() & method.metrics.keys(), comparison.steps)
     if not limits:
         return None
-    places = [(base.seeds.index(seed), i) for i, seed in enumerate(method.seeds) if seed in base.seeds]
-    if any(summary.by_seed is None for side in (base, method) for summary in side.metrics.values()):
-        places = []
+    common = [seed for seed in method.seeds if seed in base.seeds]
+    if not common or any(each.by_seed is None for side in (base, method) for each in side.metrics.values()):
+        return judge_endpoints(limits, [(_endpoints(base), _endpoints(method))])
+    return judge_endpoints(limits, [(_endpoints(base, seed), _endpoints(method, seed)) for seed in common])
 
-    def at(side: ComparedMethod, place: int) -> Endpoints:
-        return {key: summary.by_seed[place] for key, summary in side.metrics.items() if summary.by_seed is not None}
 
-    means = [{key: summary.mean for key, summary in side.metrics.items()} for side in (base, method)]
-    return judge_endpoints(limits, [(at(base, i), at(method, j)) for i, j in places] or [(means[0], means[1])])
+def _endpoints(side: ComparedMethod, seed: int | None = None) -> Endpoints:
+    """The metrics of one seed, or their means."""
+    place = None if seed is None else side.seeds.index(seed)
+    return {
+        key: each.mean if place is None or each.by_seed is None else each.by_seed[place]
+        for key, each in side.metrics.items()
+    }
 
 
 def judge_endpoints(limits: Sequence[EndpointLimit], pairs_S: Sequence[tuple[Endpoints, Endpoints]]) -> VerdictPart:
@@ -168,9 +169,9 @@ def judge_endpoints(limits: Sequence[EndpointLimit], pairs_S: Sequence[tuple[End
 
 
 def judge_effect(
-    name: str, pairs_S: Sequence[tuple[BlockValues, BlockValues]], asked: float = QUANTILES[0]
+    name: str, pairs_S: Sequence[tuple[BlockValues, BlockValues]], asked: float | None = QUANTILES[0]
 ) -> VerdictPart:
-    """Whether `name` falls by at least 1 %, from (baseline, method) of every seed; `asked` is the intended quantile.
+    """Whether `name` falls by at least 1 %, from (baseline, method) of every seed; `asked`: its quantile, None for its mean.
 
     d_s = log(q_method / q_baseline) for a quantile or a mean q over validation tokens. The part holds if the upper end of
     the interval is at most log 0.99, fails ("no effect") if the lower end is above it, else it is open.
@@ -178,25 +179,21 @@ def judge_effect(
     if not pairs_S:
         return VerdictPart("open", f"{name}: the runs did not record it per block; run them again.")
     tokens, seeds = sum(pairs_S[0][0].tokens_B), len(pairs_S)
-    tails = [(base, run) for base, run in pairs_S if isinstance(base, BlockTail) and isinstance(run, BlockTail)]
-    level = judged_level(tokens, asked) if tails else None
+    level = None if asked is None else judged_level(tokens, asked)
     shown, numbers = f"mean of {name}", {"quantity": name, "level": level}
-    if tails and level is None:
-        return VerdictPart(
-            "open",
-            f"{name}: {tokens} validation tokens leave fewer than {BEYOND} beyond the 95 % quantile; "
-            "validate on more text.",
-        )
-    if level is not None:
+    if asked is not None:
+        if level is None:
+            few = f"{tokens} validation tokens leave fewer than {BEYOND} beyond the 95 % quantile"
+            return VerdictPart("open", f"{name}: {few}; validate on more text.")
         shown = f"p{100 * level:g} of {name}"
         if level < asked:
             # The ratio at the quantile that is meant is shown too.
             shown += f" (p{100 * asked:g} has fewer than {BEYOND} tokens beyond it)"
-            meant = [(base.quantile(asked), run.quantile(asked)) for base, run in tails]
+            meant = [(base.quantile(asked), run.quantile(asked)) for base, run in pairs_S]
             if all(before > 0 and after > 0 for before, after in meant):
                 ratio = statistics.geometric_mean(after / before for before, after in meant)
                 numbers |= {"unjudged_level": asked, "unjudged_ratio": ratio}
-        if all(run.quantile(level) == 0 and base.quantile(level) > 0 for base, run in tails):
+        if all(run.quantile(level) == 0 and base.quantile(level) > 0 for base, run in pairs_S):
             numbers |= {"ratio": 0.0, "seeds": seeds}
             if seeds < 2:
                 return VerdictPart("open", f"one seed: {shown} is 0; run at least one more seed.", numbers)
@@ -209,17 +206,14 @@ def judge_effect(
 
 def judge_ratio(shown: str, interval: PairedInterval, numbers: Mapping[str, Any]) -> VerdictPart:
     """The part of a log ratio and its interval."""
-    state, seeds, settle = interval.against(EFFECT), interval.seeds, interval.seeds_to_settle(EFFECT)
+    state, more = interval.against(EFFECT), interval.needed(EFFECT)
     ratio, low, high = (
         math.exp(min(log, LARGEST_EXPONENT)) for log in (interval.difference, interval.lower, interval.upper)
     )
-    numbers = {**numbers, "ratio": ratio, "seeds": seeds, "groups": interval.groups, "seeds_to_settle": settle}
-    more = "validate on more text"
-    if settle is not None and settle > seeds:
-        more = f"{settle} seeds would settle it at the present spread"
+    settle = interval.seeds_to_settle(EFFECT)
+    numbers = {**numbers, "ratio": ratio, "seeds": interval.seeds, "groups": interval.groups, "seeds_to_settle": settle}
     if not math.isfinite(interval.upper):
-        why = "one seed" if seeds < 2 else "one group of validation text"
-        more = "run at least one more seed" if seeds < 2 else more
+        why = "one seed" if interval.seeds < 2 else "one group of validation text"
         return VerdictPart("open", f"{why}: {shown} × {ratio:.4g}; {more}.", numbers)
     span = f"{shown} × {ratio:.4g} ({low:.4g} to {high:.4g})"
     reason = {"fails": f"no effect: {span}, not at least 1 % lower", "holds": span, "open": f"{span}; {more}"}[state]
@@ -276,44 +270,31 @@ def judge_quality(interval: PairedInterval, *, baseline_ppl: float, tolerance_pp
         "seed_half_width": _finite(interval.seed_part),
         "text_half_width": _finite(interval.group_part) if interval.groups else None,
     }
-    return VerdictPart(state, _quality_reason(interval, state, numbers), numbers, bounds)
+    return VerdictPart(state, _quality_reason(interval, state, tolerance, numbers), numbers, bounds)
 
 
-def _quality_reason(interval: PairedInterval, state: State, numbers: Mapping[str, Any]) -> str:
-    in_ppl = (numbers[key] for key in ("delta_ppl", "lower_ppl", "upper_ppl"))
-    delta, lower, upper = ("∞" if value is None else f"{value:+.3g}" for value in in_ppl)
-    if interval.seeds < 2:
-        return f"one seed: ΔCE = {interval.difference:+.4g} nat ({delta} PPL) without an interval; run at least one more seed."
-    span = f"ΔCE = {interval.difference:+.4g} nat without an interval"
-    if math.isfinite(interval.half_width):
-        span = (
-            f"ΔCE = {interval.difference:+.4g} ± {interval.half_width:.2g} nat ({lower} to {upper} PPL; "
-            f"tolerance {numbers['tolerance_ppl']:.3g} PPL)"
-        )
+def _quality_reason(interval: PairedInterval, state: State, tolerance: float, numbers: Mapping[str, Any]) -> str:
+    delta, lower, upper = (
+        "∞" if numbers[key] is None else f"{numbers[key]:+.3g}" for key in ("delta_ppl", "lower_ppl", "upper_ppl")
+    )
+    if not math.isfinite(interval.half_width):
+        why = "one seed" if interval.seeds < 2 else "one group of validation text"
+        span = f"ΔCE = {interval.difference:+.4g} nat ({delta} PPL) without an interval"
+        return f"{why}: {span}; {interval.needed(tolerance)}."
+    span = (
+        f"ΔCE = {interval.difference:+.4g} ± {interval.half_width:.2g} nat ({lower} to {upper} PPL; "
+        f"tolerance {numbers['tolerance_ppl']:.3g} PPL)"
+    )
     if state == "fails":
         return f"{span}."
     if state == "holds":
         return f"{span}; the smallest tolerance that still holds is {upper} PPL."
     if not interval.groups:
-        return f"{span}; {RUN_AGAIN}."
+        return f"{span}; the runs have no per-block validation: run them again."
     if interval.groups < LEAST_GROUPS:
-        return f"{span}; the validation text gives {interval.groups} groups, but at least {LEAST_GROUPS} are needed."
-    least, seeds = f"a tolerance of {upper} PPL would hold", numbers["seeds_to_settle"]
-    if seeds is not None and seeds > interval.seeds:
-        return f"{span}; {least}, or {seeds} seeds would settle it at the present spread."
-    return f"{span}; {least}; more seeds alone cannot settle it, validate on more text."
+        return f"{span}; the runs recorded {interval.groups} groups of validation text, but at least {LEAST_GROUPS} are needed."
+    return f"{span}; a tolerance of {upper} PPL would hold, or {interval.needed(tolerance)}."
 
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def judge_scale(s_rel: float | None, coef: float | None, tolerance: float) -> VerdictPart:
-    """Holds if |s_rel − 1| ≤ tolerance; a failing scale comes with the λ_R that would have it."""
-    if s_rel is None:
-        return VerdictPart("open", "the runs have no s_rel.")
-    numbers = {"quantity": "s_rel", "s_rel": s_rel, "tolerance": tolerance}
-    if abs(s_rel - 1) <= tolerance:
-        return VerdictPart("holds", f"s_rel = {s_rel:.4g}: the scale of the token-layer mean.", numbers)
-    match = f"; λ_R = {coef / s_rel:.4g} would have it" if s_rel and coef else ""
-    return VerdictPart("fails", f"s_rel = {s_rel:.4g} is not the scale of the token-layer mean{match}.", numbers)

@@ -8,6 +8,7 @@ result.save("audit")                    # report.json, report.html, tokens.parqu
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -111,17 +112,15 @@ def audit_model(
         logits=logits,
         **options,
     )
-    run: dict[str, Any] = {
-        "progress": choose_progress(quiet=not progress),
-        "command": "zloss.audit_model",
-        "checkpoint": checkpoint,
-        "blocks": None if tokens is None else rows_as_blocks(tokens, "tokens"),
-    }
-    if checkpoint is None:
-        found = run_audit_of(Job(), config, **run)
-    else:
-        with evaluating(checkpoint.model):
-            found = run_audit_of(Job(), config, **run)
+    with contextlib.nullcontext() if checkpoint is None else evaluating(checkpoint.model):
+        found = run_audit_of(
+            Job(),
+            config,
+            progress=choose_progress(quiet=not progress),
+            command="zloss.audit_model",
+            checkpoint=checkpoint,
+            blocks=None if tokens is None else rows_as_blocks(tokens, "tokens"),
+        )
     assert found is not None  # of one process
     return AuditResult(with_decisions(found.report, thresholds=thresholds), found.columns)
 

@@ -79,7 +79,17 @@ def center_checkpoint(
     """
     out = Path(os.path.realpath(folder))
     refuse_overlap(out, [Path(name) for name in (config.model, *config.texts) if os.path.exists(name)])
-    _refuse_folder(out, force)
+    check_folder(out)
+    check_folder(out.parent)
+    # Here too: a run that was killed after its copy was in place is followed by one that is refused.
+    remove_abandoned(out.parent)
+    _refuse_filled(out, force)
+    here = Path.cwd()
+    if os.path.ismount(out) or out in (here, *here.parents):
+        raise OutputError(
+            f"{out} is a mount point, or the folder that this command runs in: a finished copy is renamed to its place, so "
+            "choose a folder inside it."
+        )
     with source_folder(config.model) as source:
         refuse_overlap(out, [source])
         with locked_folder(out):
@@ -205,21 +215,6 @@ def _same(one: Path, other: Path) -> bool:
         return False
 
 
-def _refuse_folder(out: Path, force: bool) -> None:
-    """An error, before the work starts, where `out` cannot be replaced by the finished copy."""
-    check_folder(out)
-    check_folder(out.parent)
-    # Here too: a run that was killed after its copy was in place is followed by one that is refused.
-    remove_abandoned(out.parent)
-    _refuse_filled(out, force)
-    here = Path.cwd()
-    if os.path.ismount(out) or out in (here, *here.parents):
-        raise OutputError(
-            f"{out} is a mount point, or the folder that this command runs in: a finished copy is renamed to its place, so "
-            "choose a folder inside it."
-        )
-
-
 def _refuse_filled(out: Path, force: bool) -> None:
     # A killed run leaves its lock file.
     if not force and out.is_dir() and any(path.name != LOCK_FILE for path in out.iterdir()):
@@ -252,13 +247,10 @@ def measure_model(
         row_max_999=raw.row_max_999,
         bf16_spacing=spacing.bf16_spacing,
         fp16_spacing=spacing.fp16_spacing,
-        bf16_ce_error=float((log_p["bf16"] - exact_T).abs().mean()),
-        bf16_logit_rms=logit_rms["bf16"],
-        fp16_ce_error=float((log_p["fp16"] - exact_T).abs().mean()),
-        fp16_logit_rms=logit_rms["fp16"],
         mu_valid_abs_99=valid,
-        bf16_noise=noise(log_p["bf16"], exact_T if reference_T is None else reference_T),
-        fp16_noise=noise(log_p["fp16"], exact_T if reference_T is None else reference_T),
+        **{f"{name}_ce_error": float((log_p[name] - exact_T).abs().mean()) for name in STORAGE},
+        **{f"{name}_logit_rms": logit_rms[name] for name in STORAGE},
+        **{f"{name}_noise": _rms(log_p[name] - (exact_T if reference_T is None else reference_T)) for name in STORAGE},
     )
     return numbers, exact_T
 
@@ -286,9 +278,9 @@ def stored_log_probs(checkpoint: Checkpoint, blocks: Blocks) -> tuple[dict[str, 
     return {name: torch.cat(parts) for name, parts in log_p.items()}, rms
 
 
-def noise(stored_T: Tensor, reference_T: Tensor) -> float | None:
-    """Root mean square of log p(y) of stored logits minus its reference, in nats; None if it is not finite."""
-    value = float((stored_T - reference_T).square().mean().sqrt())
+def _rms(gap_T: Tensor) -> float | None:
+    """Root mean square; None if it is not finite."""
+    value = float(gap_T.square().mean().sqrt())
     return value if math.isfinite(value) else None
 
 
@@ -321,44 +313,39 @@ def judge_copy(result: Centering, *, shift_noise: float, shift_bits: float) -> C
     | neutral | anything else |
     """
     where = f"measured on {result.predictions:,} tokens of {result.corpus}"
-    if (harm := _changed_predictions(result)) is not None:
-        return CopyVerdict("discard", f"Discard the copy: {harm}, {where}.")
+    assert result.before.ppl is not None
+    assert result.after.ppl is not None
+    rise, rounded = result.after.ppl / result.before.ppl - 1, "float16" in result.stored_dtype
+    said = f"Discard the copy: its perplexity rises from {result.before.ppl:.4g} by {100 * rise:.2g} %"
+    if rise > (PPL_RISE_16_BIT if rounded else PPL_RISE):
+        said += f", more than rounding to {result.stored_dtype} explains"
+        return CopyVerdict("discard", f"{said}, {where}.")
+    if not rounded and not result.greedy_equal and rise > PPL_AGREEMENT:
+        return CopyVerdict("discard", f"{said}, and its greedy continuation differs, {where}.")
     if result.logits == "fp32":
         said = "Neutral: fp32 logits lose nothing to a common shift, so the copy is neither better nor worse"
         return CopyVerdict("neutral", f"{said}, {where}.")
-    before, after = (getattr(side, f"{result.logits}_noise") for side in (result.before, result.after))
-    bits = _recovered_bits(before, after)
-    words = [f"{result.logits} logits overflow" if one is None else f"{one:.3f} nat" for one in (before, after)]
+    # Logits that overflow have an infinite error.
+    before, after = (
+        math.inf if side is None else side
+        for side in (getattr(result.before, f"{result.logits}_noise"), getattr(result.after, f"{result.logits}_noise"))
+    )
+    words = [f"{one:.3f} nat" if math.isfinite(one) else f"{result.logits} logits overflow" for one in (before, after)]
     changed = (
         f"the error of a token's log-probability from {result.logits} logits (RMS) goes from {words[0]} to {words[1]}"
     )
-    if bits <= -shift_bits and (after is None or after >= shift_noise):
+    bits = (
+        0.0
+        if before == after
+        else math.inf
+        if after == 0
+        else -math.inf
+        if before == 0 or math.isinf(after)
+        else math.log2(before / after)
+    )
+    if bits <= -shift_bits and after >= shift_noise:
         return CopyVerdict("discard", f"Discard the copy: {changed}, {where}.")
-    if bits >= shift_bits and (before is None or before >= shift_noise):
+    if bits >= shift_bits and before >= shift_noise:
         return CopyVerdict("keep", f"Keep the copy: {changed}, {where}.")
     worth = f"{bits:+.1f} bit; worth it if {shift_noise:g} nat or more fell by {shift_bits:g} bit or more"
     return CopyVerdict("neutral", f"Neutral: {changed} ({worth}), {where}.")
-
-
-def _changed_predictions(result: Centering) -> str | None:
-    """How the copy predicts worse than rounding explains, in a phrase; None if it does not."""
-    assert result.before.ppl is not None
-    assert result.after.ppl is not None
-    rise = result.after.ppl / result.before.ppl - 1
-    rounded = "float16" in result.stored_dtype
-    limit = PPL_RISE_16_BIT if rounded else PPL_RISE
-    said = f"its perplexity rises from {result.before.ppl:.4g} by {100 * rise:.2g} %"
-    if rise > limit:
-        return f"{said}, more than rounding to {result.stored_dtype} explains"
-    if not rounded and not result.greedy_equal and rise > PPL_AGREEMENT:
-        return f"{said}, and its greedy continuation differs"
-    return None
-
-
-def _recovered_bits(before: float | None, after: float | None) -> float:
-    """log₂ of the noise before over after; infinite if only one side overflows or is exact."""
-    if before == after:
-        return 0.0
-    if before is None or after == 0:
-        return math.inf
-    return -math.inf if after is None or before == 0 else math.log2(before / after)

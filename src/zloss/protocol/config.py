@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -9,7 +10,7 @@ import re
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal
 
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.implementation.config import NO_IMPLEMENTATION, ImplementationAuditConfig
@@ -372,28 +373,18 @@ class RecommendConfig(TextOptions):
 
 def _trainer_state(folder: Path) -> dict[str, Any]:
     """`global_step`, `train_batch_size` and the last `learning_rate` of a Trainer's checkpoint, as far as it states them."""
-    try:
-        state = json.loads((folder / TRAINER_STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(state, dict):
-        return {}
     found: dict[str, Any] = {}
-    step, last, batch, history = (
-        state.get(key) for key in ("global_step", "max_steps", "train_batch_size", "log_history")
-    )
-    if _is_count(batch):
-        found["train_batch_size"] = batch
-    entries = [one for one in history if isinstance(one, dict)] if isinstance(history, list) else []
-    rate = next((one["learning_rate"] for one in reversed(entries) if "learning_rate" in one), None)
-    finished = not _is_count(step) or (_is_count(last) and step >= last)
-    if isinstance(rate, float) and math.isfinite(rate) and rate > 0 and not finished:
-        found |= {"learning_rate": rate, "global_step": step}
+    # Of a file that says something else, what was read so far counts.
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError, StopIteration):
+        state = json.loads((folder / TRAINER_STATE).read_text(encoding="utf-8"))
+        batch, step = state.get("train_batch_size"), state.get("global_step")
+        if type(batch) is int and batch >= 1:
+            found["train_batch_size"] = batch
+        rate = next(one["learning_rate"] for one in reversed(state["log_history"]) if "learning_rate" in one)
+        unfinished = step >= 1 and not 1 <= (state.get("max_steps") or 0) <= step
+        if isinstance(rate, float) and 0 < rate < math.inf and unfinished:
+            found |= {"learning_rate": rate, "global_step": step}
     return found
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def parse_duration(text: str) -> float:

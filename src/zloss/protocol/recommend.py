@@ -292,7 +292,7 @@ class _Work:
         runs, tried, stopped, left_out = [baseline], list[Arm](), list[ArmResult](), list[ArmResult]()
         for number, arm in enumerate(arms):
             if number and not self._has_room(plan, [arm], seed, confirming):
-                self._say_left_out(plan, arm.label, f"its run and {confirming} of the confirmation", 1 + confirming)
+                self.say(f"{arm.label}: left out, {NO_ROOM}")
                 left_out.append(ArmResult(arm.method, arm.coef, "left out", arm.stages, NO_ROOM, arm.note))
                 continue
             tried.append(arm)
@@ -353,7 +353,7 @@ class _Work:
             if number and not self._has_room(plan, arms, seed):
                 if extra:
                     break
-                self._say_left_out(plan, f"seed {seed}", f"its {len(arms)} runs" if arms[1:] else "its run", len(arms))
+                self.say(f"seed {seed}: left out, {NO_ROOM}")
                 notes.append(f"the budget had no room for seed {seed}")
                 continue
             if extra:
@@ -363,7 +363,8 @@ class _Work:
                 found = self._run(start, plan, arm, seed, left=remaining - place)
                 assert isinstance(found, FinishedRun)
                 runs.append(found)
-        return self._with_confirmation(replace(trials, notes=tuple(notes)), runs)
+        confirmation = self._compare(runs, "confirmation") if runs else None
+        return replace(trials, confirming=tuple(runs), confirmation=confirmation, notes=tuple(notes))
 
     def _run(
         self, start: Start, plan: RecommendPlan, arm: Arm, seed: int, *, left: int, baseline: FinishedRun | None = None
@@ -453,12 +454,6 @@ class _Work:
 
         return self.job.from_first(decide)
 
-    def _say_left_out(self, plan: RecommendPlan, what: str, needed: str, runs: int) -> None:
-        """Which part of the plan is dropped: `what`, whose `needed` runs would take too long."""
-        left = rounded_duration(max(0.0, (plan.budget_seconds or 0.0) - self.seconds))
-        takes = rounded_duration(runs * self._run_seconds(plan))
-        self.say(f"{what}: left out, {needed} would take about {takes}, and the budget has {left} left")
-
     def compare_recorded_runs(
         self, runs: Sequence[FinishedRun], seeds: Sequence[int], unfinished: Sequence[str]
     ) -> tuple[Checkpoint, Trials]:
@@ -485,12 +480,9 @@ class _Work:
         )
         carried = trials.carried
         wanted = {CE_ARM.key} if carried is None else {CE_ARM.key, carried.key, (STANDARD, carried.key[1])}
-        confirming = [run for run in runs if run.seed in further and run.key in wanted]
-        return checkpoint, self._with_confirmation(trials, confirming)
-
-    def _with_confirmation(self, trials: Trials, runs: Sequence[FinishedRun]) -> Trials:
-        confirmation = self._compare(runs, "confirmation") if runs else None
-        return replace(trials, confirming=tuple(runs), confirmation=confirmation)
+        confirming = tuple(run for run in runs if run.seed in further and run.key in wanted)
+        confirmation = self._compare(confirming, "confirmation") if confirming else None
+        return checkpoint, replace(trials, confirming=confirming, confirmation=confirmation)
 
     def _compare(self, runs: Sequence[FinishedRun], half: Half) -> Comparison:
         tolerance_ppl, thresholds = self.config.tolerance_ppl, self.thresholds

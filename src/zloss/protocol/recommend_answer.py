@@ -19,7 +19,6 @@ from zloss.decide.recommend import (
     costs,
     decide_answer,
     evaluate_arms,
-    not_guaranteed,
     with_verdict,
 )
 from zloss.decide.stages import DECOMPOSITION, PATHWAY, SOURCE, TRANSPORT
@@ -176,7 +175,9 @@ def make_recommendation(
             seconds_ratio=statistics.median(of_arm) / statistics.median(of_ce) if of_arm and of_ce else None,
             extra_bytes=4 * report.model.vocab * report.model.width if report.model.tied else 0,
         ),
-        not_guaranteed=not_guaranteed(decisions, proposed_by),
+        not_guaranteed=tuple(
+            f"{each.stage}: {each.not_guaranteed}." for each in decisions if each.stage in proposed_by
+        ),
         stages=decisions,
         paste=() if key in (None, (CE, 0.0)) else paste_lines(*key, vocab=vocab, model=model, tied=report.model.tied),
         tested=trials.tested,

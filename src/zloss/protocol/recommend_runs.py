@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import shutil
 import statistics
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zloss.console import Progress, Silent, Step
-from zloss.decide.intervals import LARGEST_EXPONENT, BlockTail, contiguous_groups, mean_over_tokens
+from zloss.decide.intervals import LARGEST_EXPONENT, BlockValues, contiguous_groups, mean_over_tokens
 from zloss.decide.recommend import (
     CE_ARM,
     CENTERED_HEAD,
@@ -103,9 +104,9 @@ def _check_memory(name: str, needed: int) -> None:
 def free_bytes(root: Path = Path("/")) -> int:
     """What the kernel calls available, or what the limit of the control group leaves if that is less; 0 if not known."""
     free = 0
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = (root / "proc/meminfo").read_text().splitlines()
-        free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    with contextlib.suppress(OSError):
+        found = re.search(r"MemAvailable:\s*(\d+) kB", (root / "proc/meminfo").read_text())
+        free = 1024 * int(found[1]) if found else 0
     with contextlib.suppress(OSError, ValueError):
         limit, used = (int((root / "sys/fs/cgroup" / name).read_text()) for name in ("memory.max", "memory.current"))
         free = min(free, max(0, limit - used))
@@ -267,11 +268,10 @@ def plan_sentence(plan: RecommendPlan) -> str:
 
 def kept_run(place: Path, arm: Arm, config: TrainConfig, start: Start) -> FinishedRun | ArmResult | None:
     """The run that `place` holds, finished or stopped early; None if it is still to be made. Other settings are refused."""
-    finished = is_finished(place)
-    stopped = None if finished else stopped_arm(place, arm)
-    if finished or stopped is not None:
+    found = read_run(place) if is_finished(place) else stopped_arm(place, arm)
+    if found is not None:
         check_finished(place, config, start)
-    return read_run(place) if finished else stopped
+    return found
 
 
 def stopped_arm(place: Path, arm: Arm) -> ArmResult | None:
@@ -381,7 +381,7 @@ def on_half(run: FinishedRun, half: Half) -> FinishedRun:
 
 def _head(record: RunMetrics, blocks: ValidationBlocks, coordinate: Coordinate) -> HeadNumbers:
     def tail(name: str, level: float) -> float | None:
-        found = BlockTail(blocks.tails.get(f"{name}.{coordinate}", ()), blocks.tokens).quantile(level)
+        found = BlockValues(blocks.tails.get(f"{name}.{coordinate}", ()), blocks.tokens).quantile(level)
         return found if math.isfinite(found) else None
 
     square, shift = (
