@@ -228,18 +228,18 @@ def test_remove_gives_the_trainer_its_functions_back() -> None:
         (lambda trainer: setattr(trainer.args, "loss_type", "dft"), "dft"),
         (lambda trainer: setattr(trainer.args, "_n_gpu", 2), "DataParallel"),
         (lambda trainer: attach(trainer, OBJECTIVE), "already"),
+        (lambda trainer: setattr(trainer, "label_smoother", object()), "label_smoothing"),
+        (lambda trainer: setattr(trainer.model, "_tp_size", 2), "not supported under tensor parallelism.* has TP = 2"),
     ],
 )
 def test_settings_that_bypass_the_loss_are_refused(change: Callable[[Any], Any], words: str) -> None:
     trainer = make_trainer(small())
     change(trainer)
     with pytest.raises(InputError, match=words):
-        attach(trainer, OBJECTIVE)
+        attach(trainer, OBJECTIVE, router=RouterZLoss())
 
 
-def test_a_label_smoother_and_a_model_instead_of_a_trainer_are_refused() -> None:
-    with pytest.raises(InputError, match="label_smoothing"):
-        attach(make_trainer(small(), label_smoothing_factor=0.1), OBJECTIVE)
+def test_a_model_instead_of_a_trainer_is_refused() -> None:
     with pytest.raises(InputError, match=r"got Linear. A model takes `apply\(model, objective\)`"):
         attach(torch.nn.Linear(2, 2), OBJECTIVE)
 
