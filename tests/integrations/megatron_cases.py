@@ -401,6 +401,14 @@ def refused() -> dict[str, str]:
             output = run_model(model, tokens, labels, mask)
             handle.report(mask.view(-1)[1:]) if report else handle.loss_func(mask.view(-1)[1:], output)
 
+    def tied_without_flag() -> None:
+        tied = build(Case(tied=True))
+        weight = tied.shared_embedding_or_output_weight()
+        weight.main_grad, weight.grad_added_to_main_grad = torch.zeros_like(weight), False
+        weight.zero_out_wgrad = False
+        with apply(tied, OBJECTIVE):
+            run_model(tied, tokens, labels, mask).sum().backward()
+
     biased = build(Case())
     biased.output_layer.bias = nn.Parameter(torch.zeros(VOCAB))
     adapted, overlapped = build(Case()), build(Case())
@@ -414,6 +422,7 @@ def refused() -> dict[str, str]:
         "a sum with another loss function": own_loss_func,
         "a short mask in the report": lambda: short_mask(True),
         "a short mask in the loss": lambda: short_mask(False),
+        "a tied embedding that Megatron would drop": tied_without_flag,
         "a bias": lambda: apply(biased, OBJECTIVE),
         "labels of padding": lambda: applied(model, tokens, torch.full_like(labels, 60), mask, valid_vocab=60),
         "another reduction": lambda: apply(model, OBJECTIVE, reduction="mean"),  # type: ignore[arg-type]

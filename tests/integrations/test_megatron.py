@@ -45,6 +45,7 @@ def test_ce_and_z_are_apart_and_evaluation_is_ce(answer: dict[str, Any]) -> None
         "a sum with another loss function": "the model returns Σ loss_mask·loss already: use handle.loss_func.",
         "a short mask in the report": "to have b·s = 3·8 = 24 entries, like `labels`, but has 23.",
         "a short mask in the loss": "to have b·s = 3·8 = 24 entries, like `labels`, but has 23.",
+        "a tied embedding that Megatron would drop": "set `weight.zero_out_wgrad = True`",
         "a bias": "an output layer without bias: pass fused=False",
         "labels of padding": "holds the index 60",
         "another reduction": "but got 'mean'",
