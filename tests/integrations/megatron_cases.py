@@ -23,7 +23,7 @@ import zloss
 from tests.distributed.leave import leave
 from tests.docs.pages import DOCS, blocks_of
 from tests.forked import forked_ranks
-from tests.integrations.megatron_router_cases import ON_ONE, ON_TWO, router_scales
+from tests.integrations.megatron_router_cases import ON_ONE, ON_TWO, router_audit, router_scales
 from zloss.errors import ZlossError
 from zloss.integrations.megatron import apply
 
@@ -314,7 +314,7 @@ def one_process() -> None:
     parallel_state.initialize_model_parallel()
     found: dict[str, Any] = {"facts": facts(), "refused": refused()}
     parallel_state.destroy_model_parallel()
-    found["scales"] = router_scales(ON_ONE)
+    found |= {"scales": router_scales(ON_ONE), "router audit": router_audit()}
     json.dump(found, sys.stdout)
     leave()
 
@@ -379,7 +379,6 @@ def refused() -> dict[str, str]:
     """What is refused, with its sentence."""
     model = build(Case())
     tokens, labels, mask = batch(0, 1)
-    square = torch.arange(LENGTH * (LENGTH + 1)).view(LENGTH, LENGTH + 1) % VOCAB
 
     def applied(model: Any, *args: Any, **options: Any) -> Any:
         with apply(model, OBJECTIVE, **options):
@@ -402,6 +401,14 @@ def refused() -> dict[str, str]:
             output = run_model(model, tokens, labels, mask)
             handle.report(mask.view(-1)[1:]) if report else handle.loss_func(mask.view(-1)[1:], output)
 
+    def tied_without_flag() -> None:
+        tied = build(Case(tied=True))
+        weight = tied.shared_embedding_or_output_weight()
+        weight.main_grad, weight.grad_added_to_main_grad = torch.zeros_like(weight), False
+        weight.zero_out_wgrad = False
+        with apply(tied, OBJECTIVE):
+            run_model(tied, tokens, labels, mask).sum().backward()
+
     biased = build(Case())
     biased.output_layer.bias = nn.Parameter(torch.zeros(VOCAB))
     adapted, overlapped = build(Case()), build(Case())
@@ -411,11 +418,11 @@ def refused() -> dict[str, str]:
         "no target": lambda: apply(model, zloss.StandardZLoss(1e-4)),
         "no relative target": lambda: apply(model, zloss.FactorizedZLoss(1e-4, 1e-4)),
         "no centered target": lambda: apply(model, zloss.CenteredZLoss(1e-4)),
-        "a name": lambda: apply(model, "standard"),  # type: ignore[arg-type]
         "a list": lambda: apply([model], OBJECTIVE),  # type: ignore[arg-type]
         "a sum with another loss function": own_loss_func,
         "a short mask in the report": lambda: short_mask(True),
         "a short mask in the loss": lambda: short_mask(False),
+        "a tied embedding that Megatron would drop": tied_without_flag,
         "a bias": lambda: apply(biased, OBJECTIVE),
         "labels of padding": lambda: applied(model, tokens, torch.full_like(labels, 60), mask, valid_vocab=60),
         "another reduction": lambda: apply(model, OBJECTIVE, reduction="mean"),  # type: ignore[arg-type]
@@ -424,7 +431,6 @@ def refused() -> dict[str, str]:
         "an adapter": lambda: apply(adapted, OBJECTIVE),
         "overlapped experts": lambda: apply(overlapped, OBJECTIVE),
         "labels [s, b]": lambda: applied(model, tokens, labels.T, mask),
-        "labels [s, b] with b = s": lambda: applied(model, square[:, :-1], square[:, 1:].T, None),
         "a sum without a mask": lambda: applied(model, tokens, labels, None, reduction="sum"),
     }
     said = {}
@@ -433,7 +439,6 @@ def refused() -> dict[str, str]:
             work()
         except ZlossError as error:
             said[name] = f"{type(error).__name__}: {error}"
-    applied(model, square[:, :-1], square[:, 1:], None)
     return said
 
 

@@ -7,6 +7,7 @@ Two layers of routers read given hidden states; the scale is measured from the g
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -46,6 +47,71 @@ ON_TWO = {
 def router_scales(cases: dict[str, RouterCase]) -> dict[str, tuple[float, float]]:
     """Scale of every case, without and with `calculate_per_token_loss`."""
     return {name: (_measure(case, False), _measure(case, True)) for name, case in cases.items()}
+
+
+def router_audit() -> dict[str, Any]:
+    """`zloss.audit_router` on Megatron's routers.
+
+    A `TopKRouter` returns probabilities and a map, not its logits, so a subclass adds them to its output. The rest is what
+    the audit expects of a model: which class has the logits, a coefficient to switch, and a loss.
+    """
+    from megatron.core import parallel_state
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.moe.router import TopKRouter
+
+    class RouterWithLogits(TopKRouter):
+        def forward(self, input: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, ...]:
+            return *super().forward(input, padding_mask), self.gating(input)
+
+    class Routers(nn.Module):
+        _can_record_outputs = {"router_logits": SimpleNamespace(target_class=RouterWithLogits, index=2)}  # noqa: RUF012
+
+        def __init__(self, config: Any) -> None:
+            super().__init__()
+            self.config = config
+            groups = ProcessGroupCollection.use_mpu_process_groups()
+            self.layers = nn.ModuleList(RouterWithLogits(config, pg_collection=groups) for _ in range(LAYERS))
+            for number, layer in enumerate(self.layers, start=1):
+                layer.set_layer_number(number)
+
+        @property
+        def router_z_loss_coef(self) -> float | None:
+            return self.config.moe_z_loss_coeff  # type: ignore[no-any-return]
+
+        @router_z_loss_coef.setter
+        def router_z_loss_coef(self, coef: float) -> None:
+            self.config.moe_z_loss_coeff = coef
+
+        def forward(self, hidden: Tensor, labels: Tensor | None = None, **_: Any) -> Any:
+            weights = torch.linspace(-1, 1, EXPERTS)
+            return SimpleNamespace(loss=torch.stack([layer(hidden)[0] @ weights for layer in self.layers]).mean())
+
+    parallel_state.initialize_model_parallel()
+    config = TransformerConfig(
+        num_layers=LAYERS,
+        hidden_size=WIDTH,
+        num_attention_heads=2,
+        use_cpu_initialization=True,
+        num_moe_experts=EXPERTS,
+        moe_router_topk=TOP_K,
+        moe_router_load_balancing_type="none",
+        moe_z_loss_coeff=COEF,
+        init_method_std=0.5,
+    )
+    torch.manual_seed(0)
+    batch = {"hidden": torch.randn(LENGTH, BATCH, WIDTH), "labels": torch.zeros(BATCH, LENGTH)}
+    found = zloss.audit_router(Routers(config), [batch], convention="megatron", target=0.0, top_k=TOP_K)
+    parallel_state.destroy_model_parallel()
+    assert found.applied is not None, found.reasons
+    return {
+        "coef_key": found.coef_key,
+        "coef": found.coef,
+        "stated": found.relative,
+        "applied": found.applied.relative,
+        "target": found.applied.target,
+        "verdict": found.applied.verdict,
+    }
 
 
 def _measure(case: RouterCase, per_token: bool) -> float:

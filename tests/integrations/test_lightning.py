@@ -18,7 +18,6 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
 from zloss.integrations.lightning import ZLossCallback  # noqa: E402
-from zloss.telemetry.trackers import MAIN  # noqa: E402
 
 
 class Module(lightning.LightningModule):
@@ -76,18 +75,13 @@ def test_losses_norms_and_scalars(tmp_path: Path) -> None:
     assert not module.model._forward_hooks
 
 
-def test_a_choice_of_scalars_is_logged(tmp_path: Path) -> None:
-    (row,) = fit(Module(), ZLossCallback(OBJECTIVE, scalars="main"), tmp_path, steps=1)
-    assert {name for name in row if name.startswith("zloss/")} == {f"zloss/{name}" for name in MAIN}
+def test_a_choice_of_scalars_is_logged_and_clipping_by_value_has_no_clip_rate(tmp_path: Path) -> None:
+    """The limit of an entry was compared with the norm of all of them."""
+    callback = ZLossCallback(OBJECTIVE, scalars=["ce", "grad_norm_preclip", "clip_rate"])
+    (row,) = fit(Module(), callback, tmp_path, steps=1, gradient_clip_algorithm="value")
+    assert {name for name in row if name.startswith("zloss/")} == {"zloss/ce", "zloss/grad_norm_preclip"}
     with pytest.raises(InputError, match=r"unknown scalar: 'cee'\. Did you mean 'ce'"):
         ZLossCallback(OBJECTIVE, scalars=["cee"])
-
-
-def test_clipping_by_value_has_no_clip_rate(tmp_path: Path) -> None:
-    """The limit of an entry was compared with the norm of all of them."""
-    (row,) = fit(Module(), ZLossCallback(OBJECTIVE), tmp_path, steps=1, gradient_clip_algorithm="value")
-    assert "zloss/grad_norm_preclip" in row
-    assert "zloss/clip_rate" not in row
 
 
 def test_evaluation_mode_and_another_attribute_raise_before_the_first_step(tmp_path: Path) -> None:

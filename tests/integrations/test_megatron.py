@@ -41,21 +41,19 @@ def test_ce_and_z_are_apart_and_evaluation_is_ce(answer: dict[str, Any]) -> None
         "no target": "MissingInputError: `target` of StandardZLoss must be given",
         "no relative target": "`relative_target` of FactorizedZLoss must be given here: pass relative_target=math.log(V)",
         "no centered target": "`target` of CenteredZLoss must be given here: pass target=math.log(V)",
-        "a name": "`objective` is expected to be an objective such as zloss.StandardZLoss(1e-4, target=0.0), but got 'standard'.",
-        "a list": "call apply for each model of the list",
+        "a list": "list has no `compute_language_model_loss`: one LanguageModule of megatron-core 0.16 (GPTModel) is expected.",
         "a sum with another loss function": "the model returns Σ loss_mask·loss already: use handle.loss_func.",
         "a short mask in the report": "to have b·s = 3·8 = 24 entries, like `labels`, but has 23.",
         "a short mask in the loss": "to have b·s = 3·8 = 24 entries, like `labels`, but has 23.",
+        "a tied embedding that Megatron would drop": "set `weight.zero_out_wgrad = True`",
         "a bias": "an output layer without bias: pass fused=False",
-        "labels of padding": "`labels` holds the index 60",
+        "labels of padding": "holds the index 60",
         "another reduction": "but got 'mean'",
-        "not Megatron": "UnsupportedModelError: Linear has no `compute_language_model_loss`: a LanguageModule of megatron-core "
-        "0.16 (GPTModel) is expected, and megatron-core 0.",
+        "not Megatron": "UnsupportedModelError: Linear has no `compute_language_model_loss`",
         "twice": "this GPTModel has a Z-loss already",
         "an adapter": "but got Adapter with defer_embedding_wgrad_compute=False: pass fused=False",
         "overlapped experts": "`overlap_moe_expert_parallel_comm`",
         "labels [s, b]": "ShapeError: `labels` is expected to be [b, s] = [3, 8], as `input_ids`, but got [8, 3]",
-        "labels [s, b] with b = s": "its transpose holds the next tokens",
         "a sum without a mask": "pass `loss_mask` to the model",
     }.items(),
 )
@@ -69,6 +67,15 @@ def test_the_router_table_of_the_page_is_what_megatron_applies(answer: dict[str,
     assert stated.keys() == answer["scales"].keys()
     for name, scales in answer["scales"].items():
         assert scales == pytest.approx(stated[name], rel=1e-5), name
+
+
+def test_the_router_audit_finds_what_megatron_applies(answer: dict[str, Any]) -> None:
+    """λ and its key from Megatron's configuration, scale and c from the gradients of its router."""
+    found = answer["router audit"]
+    assert (found["coef_key"], found["coef"], found["verdict"]) == ("moe_z_loss_coeff", 0.01, "explained")
+    assert found["applied"] == pytest.approx(found["stated"], rel=1e-5)
+    assert found["stated"] == 2.0  # a layer sum, of two layers
+    assert found["target"] == pytest.approx(0.0, abs=1e-4)
 
 
 def test_the_example_of_the_page_runs(answer: dict[str, Any]) -> None:

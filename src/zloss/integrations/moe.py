@@ -57,9 +57,18 @@ class RouterZLoss:
 
 
 class HookHandle:
-    """Hooks on a model until `remove()`; also a context manager."""
+    """Hooks on a model and replaced attributes until `remove()`; also a context manager."""
 
-    _hooks: list[Any]
+    def __init__(self) -> None:
+        self._hooks: list[Any] = []
+        self._replaced: list[tuple[Any, str, Any]] = []
+
+    def replace(self, holder: Any, name: str, new: Any) -> Any:
+        """Replace `holder.name`; returns what it was."""
+        original = getattr(holder, name)
+        self._replaced.append((holder, name, vars(holder).get(name)))
+        setattr(holder, name, new)
+        return original
 
     @classmethod
     def on(cls, model: nn.Module) -> bool:
@@ -67,10 +76,15 @@ class HookHandle:
         return any(isinstance(getattr(hook, "__self__", None), cls) for hook in model._forward_hooks.values())
 
     def remove(self) -> None:
-        """Remove the hooks from the model."""
+        """Remove the hooks and restore the attributes."""
         for hook in self._hooks:
             hook.remove()
+        for holder, name, before in self._replaced:
+            delattr(holder, name)
+            if before is not None:  # an attribute of the instance, not of its class
+                setattr(holder, name, before)
         self._hooks.clear()
+        self._replaced.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -110,7 +124,8 @@ class RouterLossHandle(HookHandle):
         self.step_tokens: Tensor | None = None
         self.last: RouterLoss | None = None
         self._calls: list[tuple[int, Tensor]] = []
-        self._hooks = [
+        super().__init__()
+        self._hooks += [
             model.register_forward_pre_hook(self._begin),
             *self.routers.watch(self._keep),
             model.register_forward_hook(self._end, with_kwargs=True),

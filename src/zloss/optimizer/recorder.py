@@ -77,8 +77,7 @@ class OpenStep:
         """`norms`: ‖g‖₂ and ‖g‖∞ as read; `fields`: what is known of its record already."""
         self._gradients, self._clip, self.fields = gradients, clip, fields
         # A factor of 0 or NaN means that the gradient was not finite; the remaining gradient is read as it is.
-        usable = clipped_by is not None and math.isfinite(clipped_by) and clipped_by > 0
-        factor = clipped_by if usable and clipped_by is not None else 1.0
+        factor = clipped_by if clipped_by and math.isfinite(clipped_by) else 1.0
         self.norm, self.inf = norms[0] / factor, norms[1] / factor
         """‖g‖₂ and ‖g‖∞ before clipping."""
         self.postclip = None if clipped_by is None else norms
@@ -176,7 +175,7 @@ class Recorder:
         """Complete the record of a step, after the optimizer's step."""
         if opened.postclip is None:
             # It was clipped by something other than `clip_`: the norms of what the optimizer received.
-            l2, inf = self._over_ranks(gathered(self._gradient_norms(), self._group)).tolist()
+            l2, inf = joined(gathered(self._gradient_norms(), self._group), "2∞").tolist()
             opened.postclip = (l2, inf)
         record = StepRecord(
             **opened.fields,
@@ -216,10 +215,6 @@ class Recorder:
         l2 = l2_norm(local, [self._share(owner) for _, owner in pairs])
         return torch.stack([l2, inf_norm(local).to(l2.device)])
 
-    def _over_ranks(self, everyone_R2: Tensor) -> Tensor:
-        """[‖g‖₂, ‖g‖∞] of the whole, from `_gradient_norms` of every rank."""
-        return torch.stack([l2_over_ranks(everyone_R2[:, 0]), everyone_R2[:, 1].amax()])
-
     @torch.no_grad()
     def _read(self, micro_N3: Tensor) -> tuple[tuple[float, float], dict[str, Any]]:
         """Norms and losses of the step over all ranks: one all-gather if there are several, and one transfer."""
@@ -233,8 +228,7 @@ class Recorder:
         summed = counted.sum(dim=0)
         if not self._add_up:
             summed = torch.cat([counted[:, :2].amax(dim=0), passes.reshape(1).to(before.device)])
-        param_norm = l2_over_ranks(everyone[:, 2]).reshape(1)
-        numbers = torch.cat([self._over_ranks(everyone[:, :2]), param_norm, everyone[:, 3:6].mean(dim=0), summed])
+        numbers = torch.cat([joined(everyone[:, :3], "2∞2"), everyone[:, 3:6].mean(dim=0), summed])
         l2, inf, theta, *rest = numbers.tolist()
         fields: dict[str, Any] = dict(zip(LOSSES, rest[:3], strict=True))
         fields |= dict(zip(COUNTS, map(int, rest[3:]), strict=True))
@@ -246,8 +240,8 @@ class Recorder:
         if not len(self._optimizer.state):
             return None  # every update so far was skipped
         reading = read_adam(self._optimizer, self._group, self._share)
-        theta = l2_over_ranks(gathered(self._parameter_norm().reshape(1), self._group)[:, 0])
-        return AdamSample(*torch.cat([reading, theta.reshape(1).to(reading.device)]).tolist())
+        theta = joined(gathered(self._parameter_norm().reshape(1), self._group), "2")
+        return AdamSample(*torch.cat([reading, theta.to(reading.device)]).tolist())
 
 
 # Norms
@@ -289,32 +283,28 @@ def inf_norm(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([value.double() for value in torch._foreach_norm(tensors, float("inf"))]).amax()
 
 
-def l2_over_ranks(everyone: Tensor) -> Tensor:
-    """√Σ x² over ranks; x itself on one rank."""
-    total: Tensor = everyone[0] if len(everyone) == 1 else torch.linalg.vector_norm(everyone)
-    return total
+def joined(norms_NK: Tensor, kinds: str) -> Tensor:
+    """K norms of the whole from those of N disjoint parts; `kinds` says "2" or "∞" for each."""
+    l2_K, largest_K = torch.linalg.vector_norm(norms_NK, dim=0), norms_NK.amax(dim=0)
+    return torch.stack([l2 if kind == "2" else inf for kind, l2, inf in zip(kinds, l2_K, largest_K, strict=True)])
 
 
 # Adam's state
 
 
 @torch.no_grad()
-def read_adam(
-    optimizer: StatefulOptimizer, group: ProcessGroup | None = None, share: Callable[[Tensor], float] | None = None
-) -> Tensor:
+def read_adam(optimizer: StatefulOptimizer, group: ProcessGroup | None, share: Callable[[Tensor], float]) -> Tensor:
     """[‖v‖∞, ‖d_proxy‖₂, ‖d_proxy‖∞, ‖d_adam‖₂, ‖d_adam‖∞] in fp64: one tensor, so one transfer to the host.
 
     `group`: the ranks that hold distributed state; each reads its local part, and one all-gather joins them. `share(p)`: the
-    weight of an entry of p on this rank; by default 1/k if k ranks of the group hold it.
+    weight of an entry of p on this rank.
     """
     found = [
-        (settings, optimizer.state[p], share_of(p, 1 if group is None else group.size()) if share is None else share(p))
+        (settings, optimizer.state[p], share(p))
         for settings in optimizer.param_groups
         for p in settings["params"]
         if len(optimizer.state.get(p, ()))
     ]
-    if not found:
-        raise InputError("the optimizer has no state yet: read it after its first step.")
     if any(not {"exp_avg", "exp_avg_sq"} <= state.keys() for _, state, _ in found):
         raise InputError(f"{type(optimizer).__name__} keeps no first and second moments: Adam or AdamW is needed.")
     steps = [local_part(torch.as_tensor(state["step"], dtype=torch.float32)).reshape(()) for _, state, _ in found]
@@ -331,14 +321,8 @@ def read_adam(
             adam = m / ((v / second).sqrt() + settings["eps"]) / first
             norms = [inf_norm([v]), *(norm for d in (proxy, adam) for norm in (l2_norm([d], [weight]), inf_norm([d])))]
             readings.append(torch.stack(norms))
-    local = _joined(torch.stack(readings)) if readings else torch.zeros(5, dtype=torch.float64)
-    return local if group is None else _joined(gathered(local, group))
-
-
-def _joined(readings_N5: Tensor) -> Tensor:
-    """The reading of N disjoint parts as one."""
-    l2, largest = torch.linalg.vector_norm(readings_N5, dim=0), readings_N5.amax(dim=0)
-    return torch.stack([largest[0], l2[1], largest[2], l2[3], largest[4]])
+    local = joined(torch.stack(readings), "∞2∞2∞") if readings else torch.zeros(5, dtype=torch.float64)
+    return joined(gathered(local, group), "∞2∞2∞")
 
 
 def first_direction(grad: Tensor, *, epsilon: float = EPSILON) -> Tensor:

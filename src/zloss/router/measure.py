@@ -74,8 +74,8 @@ def measure_router_scale(
         return _measured_scale(applied, first, Fitted(None, torch.zeros(len(first.groups)), 0.0), "nothing_applied")
     known = None if target == "fit" else float(target)
     draws = [first]
-    fits, limit = _fits(draws, known)
-    flat = known is None and fit_constant(draws).left < CURVED * min(first.noise, limit)
+    found, fits, limit = _fits(draws, known)
+    flat = known is None and found["not_squared"].left < CURVED * min(first.noise, limit)
     if len(fits) > 1 or (fits and flat):
         for factor in _factors(first.logit_std):
             with _scaled(parameters, factor):
@@ -83,34 +83,40 @@ def measure_router_scale(
             # A draw that equals the first did not see the scaled weights.
             if 0 < float(draw.measured.norm()) < math.inf and not torch.equal(draw.measured, first.measured):
                 draws.append(draw)
-        fits, limit = _fits(draws, known)
+        found, fits, limit = _fits(draws, known)
     if len(fits) == 1 and limit <= DROWNED:
-        ((verdict, fitted),) = fits.items()
-        return _measured_scale(applied, first, fitted, verdict, limit)
-    return _measured_scale(applied, first, fit_squares(draws, known), "undetermined" if fits else "unexplained", limit)
+        (verdict,) = fits
+        return _measured_scale(applied, first, found[verdict], verdict, limit)
+    return _measured_scale(applied, first, found["explained"], "undetermined" if fits else "unexplained", limit)
 
 
-def _fits(draws: Sequence[Draw], target: float | None) -> tuple[dict[ScaleVerdict, Fitted], float]:
-    """The penalties that explain the draws up to rounding, and the residual that rounding may leave.
+def _fits(draws: Sequence[Draw], target: float | None) -> tuple[dict[ScaleVerdict, Fitted], list[ScaleVerdict], float]:
+    """(each penalty fitted, those that explain the draws up to rounding, the residual that rounding may leave).
 
+    c is fitted if `target` is None. Of squared means, with the mean of each group or of all groups, whichever explains more.
     The dtype bounds that residual. The main gradients cancel where they are rounded alike, so it may be far smaller; the
     residual of the best penalty estimates it.
     """
-    constant = fit_constant(draws)
+    centers = draws[0].centers
+    squared_means = (
+        _fit(draws, target, columns, torch.zeros_like(centers))
+        for columns in (Draw.squared_means, Draw.squared_overall_means)
+    )
+    constant = Fitted(None, *_explain(draws, [draw.slopes_GP for draw in draws]))
     found: dict[ScaleVerdict, Fitted] = {
-        "explained": fit_squares(draws, target),
+        "explained": _fit(draws, target, Draw.squares, centers),
         "not_squared": constant,
-        "squared_mean": fit_squared_means(draws, target),
+        "squared_mean": min(squared_means, key=lambda fitted: fitted.left),
     }
     best = min(fitted.left for fitted in found.values())
     limit = max(EXPLAINED, min(max(draw.noise for draw in draws), 3 * best))
-    fits: dict[ScaleVerdict, Fitted] = {}
+    fits: list[ScaleVerdict] = []
     for verdict, fitted in found.items():
         # λ·log Z fits squares with c → ±∞.
         slope = verdict != "not_squared" and constant.left <= limit and (fitted.c is None or abs(fitted.c) > FAR)
         if fitted.left <= limit and not slope:
-            fits[verdict] = fitted
-    return fits, limit
+            fits.append(verdict)
+    return found, fits, limit
 
 
 def _factors(logit_std: float) -> tuple[float, float]:
@@ -245,23 +251,6 @@ class Fitted(NamedTuple):
     weights_G: Tensor
     left: float
     """Unexplained share of the measured norm."""
-
-
-def fit_constant(draws: Sequence[Draw]) -> Fitted:
-    """Σ a·mean(log Z): the source is the same at every log Z."""
-    return Fitted(None, *_explain(draws, [draw.slopes_GP for draw in draws]))
-
-
-def fit_squares(draws: Sequence[Draw], target: float | None) -> Fitted:
-    """Σ a·mean(log Z − c)²; c is fitted if `target` is None."""
-    return _fit(draws, target, Draw.squares, draws[0].centers)
-
-
-def fit_squared_means(draws: Sequence[Draw], target: float | None) -> Fitted:
-    """Σ a·(z̄ − c)² with the mean of each group or of all of them, whichever explains more."""
-    start = torch.zeros_like(draws[0].centers)
-    columns = (Draw.squared_means, Draw.squared_overall_means)
-    return min((_fit(draws, target, each, start) for each in columns), key=lambda fit: fit.left)
 
 
 def _fit(draws: Sequence[Draw], c: float | None, columns: Callable[[Draw, Tensor], Tensor], start_G: Tensor) -> Fitted:

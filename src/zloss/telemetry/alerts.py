@@ -56,9 +56,8 @@ class AlertRule:
 
 
 LOG_Z = "log_z_mean"
-SHIFT = AlertRule(LOG_Z, "the common shift of the logits (mean log Z)", 1.5, 4.0, kind="factor")
 RULES = (
-    SHIFT,
+    AlertRule(LOG_Z, "the common shift of the logits (mean log Z)", 1.5, 4.0, kind="factor"),
     AlertRule("mu_abs_p99", "the tail of the common shift |μ|", 2.0),
     AlertRule("p_z_999_raw", "the tail of |log Z − log V| (raw)", 3.0),
     AlertRule("p_z_999_centered", "the tail of |log Z̃ − log V| (centered)", 2.0),
@@ -107,18 +106,17 @@ class Alert:
     def __str__(self) -> str:
         if self.quantity == "nonfinite":
             return f"step {self.step}: {self.meaning}."
-        hidden = " Cross-entropy stayed within its own noise: it cannot see this." if self.ce_invisible else ""
-        return f"step {self.step}: {self.meaning} ({self.quantity}) {self._change()}, since step {self.began}.{hidden}"
-
-    def _change(self) -> str:
         value, reference = f"{self.value:.4g}", f"{self.reference:.4g}"
         if self.kind == "factor":
             side = "above" if self.value > self.reference else "below"
-            return f"is {value}, {abs(self.value - self.reference):.3g} nats {side} its reference {reference}"
-        if self.kind == "events":
-            return f"is {value}, and was {reference}"
-        times = self.value / self.reference if self.reference else float("inf")
-        return f"is {value}, {times:.3g} times its reference {reference}"
+            change = f"{value}, {abs(self.value - self.reference):.3g} nats {side} its reference {reference}"
+        elif self.kind == "events":
+            change = f"{value}, and was {reference}"
+        else:
+            times = self.value / self.reference if self.reference else math.inf
+            change = f"{value}, {times:.3g} times its reference {reference}"
+        hidden = " Cross-entropy stayed within its own noise: it cannot see this." if self.ce_invisible else ""
+        return f"step {self.step}: {self.meaning} ({self.quantity}) is {change}, since step {self.began}.{hidden}"
 
 
 class AlertMonitor:
@@ -156,7 +154,13 @@ class AlertMonitor:
 
     def observe(self, step: int, scalars: Mapping[str, float]) -> list[Alert]:
         """Add the numbers of one step; returns the alerts that begin with it."""
-        found = self._nonfinite(step, scalars)
+        found: list[Alert] = []
+        wrong = sorted(name for name, value in scalars.items() if not math.isfinite(value))
+        if not wrong:
+            self._active.pop("nonfinite", None)
+        elif "nonfinite" not in self._active:
+            self._active["nonfinite"] = 0.0
+            found = [Alert("nonfinite", f"not finite: {', '.join(wrong)}", step, step, math.nan, 0.0, False)]
         self.seen += 1
         if self.seen <= self.warmup:
             return found
@@ -168,16 +172,6 @@ class AlertMonitor:
         reference, recent = rows[: self.window], rows[self.lag :]
         alerts = (self._evaluate(step, rule, reference, recent) for rule in self.rules)
         return found + [alert for alert in alerts if alert is not None]
-
-    def _nonfinite(self, step: int, scalars: Mapping[str, float]) -> list[Alert]:
-        wrong = sorted(name for name, value in scalars.items() if not math.isfinite(value))
-        if not wrong:
-            self._active.pop("nonfinite", None)
-            return []
-        if "nonfinite" in self._active:
-            return []
-        self._active["nonfinite"] = 0.0
-        return [Alert("nonfinite", f"not finite: {', '.join(wrong)}", step, step, math.nan, 0.0, False)]
 
     def _evaluate(self, step: int, rule: AlertRule, before: Rows, after: Rows) -> Alert | None:
         reference, recent = _rule_values(rule, before), _rule_values(rule, after)

@@ -156,7 +156,8 @@ class ZLossHandle(HookHandle):
         self.observers: list[Callable[[MicroBatch], None]] = []
         self.router: RouterLossHandle | None = None
         self._open: list[TrainingCall | None] = []
-        self._hooks = [
+        super().__init__()
+        self._hooks += [
             model.register_forward_pre_hook(self._before, with_kwargs=True),
             model.register_forward_hook(self._after, with_kwargs=True, always_call=True),
         ]

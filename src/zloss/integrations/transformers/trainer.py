@@ -90,6 +90,11 @@ def attach(
     >>> attach(trainer, zloss.CenteredZLoss(1e-4))  # doctest: +SKIP
     """
     _refuse_bypasses(trainer)
+    if router is not None and trainer.get_tp_size() > 1:
+        raise InputError(
+            "`router` is not supported under tensor parallelism, and the model of this trainer has TP = "
+            f"{trainer.get_tp_size()}: attach without `router`, or train with data parallelism."
+        )
     alert_action(on_alert)  # validates it before anything is attached
     names = chosen_names(scalars)
     if coef_until is not None and (isinstance(coef_until, bool) or not isinstance(coef_until, int) or coef_until < 1):
@@ -223,16 +228,10 @@ class TrainerAttachment(TrainerCallback, HookHandle):
         self._trainer = trainer
         self._grad_norm: Tensor | float | None = None
         self._max_norm: float | None = None
-        self._originals: dict[str, Any] = {}
-        self._replaced: list[tuple[Any, str, Any]] = []
-        for holder, name, ours in (
-            (trainer, "log", self._log),
-            (trainer, "get_batch_samples", self._batch_samples),
-            (trainer.accelerator, "clip_grad_norm_", self._clip),
-        ):
-            self._originals[name] = getattr(holder, name)
-            self._replaced.append((holder, name, vars(holder).get(name)))
-            setattr(holder, name, ours)
+        HookHandle.__init__(self)
+        self._trainer_log = self.replace(trainer, "log", self._log)
+        self._trainer_samples = self.replace(trainer, "get_batch_samples", self._batch_samples)
+        self._trainer_clip = self.replace(trainer.accelerator, "clip_grad_norm_", self._clip)
         trainer.add_callback(self)
         handle.observers.append(window.add)
         if recorder is not None:
@@ -240,11 +239,7 @@ class TrainerAttachment(TrainerCallback, HookHandle):
 
     def remove(self) -> None:
         """Restore the functions of the trainer and remove the hooks from the model."""
-        for holder, name, before in self._replaced:
-            if before is None:
-                vars(holder).pop(name, None)
-            else:
-                setattr(holder, name, before)
+        super().remove()
         self._trainer.remove_callback(self)
         self.handle.remove()
         if self.recorder is not None:
@@ -275,33 +270,32 @@ class TrainerAttachment(TrainerCallback, HookHandle):
         the step, are added up over micro-batches, and over processes too with `average_tokens_across_devices`. Other
         losses are averaged over micro-batches, and gradients are averaged over processes.
         """
-        samples, items = self._originals["get_batch_samples"](*args, **kwargs)
+        samples, items = self._trainer_samples(*args, **kwargs)
         if self._schedule is not None:
             (objective, until), step = self._schedule, self._trainer.state.global_step + 1
             current = objective.at(step) if until is None or step < until else objective.with_coef(0.0)
             self.handle.options = replace(self.handle.options, objective=current)
         router, trainer = self.handle.router, self._trainer
         if router is not None:
-            copies = trainer.get_tp_size() * trainer.get_cp_size() * trainer.get_sp_size()
+            copies = trainer.get_cp_size() * trainer.get_sp_size()
             tokens = torch.tensor(sum(router.routed_tokens(batch) for batch in samples), device=trainer.args.device)
             tokens = (trainer.accelerator.gather(tokens.double()).sum() / copies).clamp_min(1)
             averaged_over = 1 if items is not None else len(samples)
             if items is None or not trainer.args.average_tokens_across_devices:
-                averaged_over *= trainer.accelerator.num_processes // trainer.get_tp_size()
+                averaged_over *= trainer.accelerator.num_processes
             router.step_tokens = tokens / averaged_over
         return samples, items
 
     def _clip(self, parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
-        norm = self._originals["clip_grad_norm_"](parameters, max_norm, *args, **kwargs)
+        norm = self._trainer_clip(parameters, max_norm, *args, **kwargs)
         # With clipping off, the trainer calls it a second time with an infinite limit; both return the norm before.
         if self._grad_norm is None:
             self._grad_norm, self._max_norm = norm, None if math.isinf(max_norm) else max_norm
         return norm
 
     def _log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
-        log = self._originals["log"]
         if "loss" not in logs:
-            return log(logs, *args, **kwargs)
+            return self._trainer_log(logs, *args, **kwargs)
         found, last = self.window.both()
         numbers = last | self._recorded_numbers()
         if self.levels is None and self.handle.last is not None:
@@ -310,7 +304,7 @@ class TrainerAttachment(TrainerCallback, HookHandle):
                 logger.info("from the start %s is %.3g, above the decision map's %.3g", name, value, limit)
         alerts = self.monitor.observe(self._trainer.state.global_step, numbers)
         self.window.restart()
-        done = log(logs | self._named(found), *args, **kwargs)
+        done = self._trainer_log(logs | self._named(found), *args, **kwargs)
         for alert in alerts:  # after the log, so that an alert that raises leaves its numbers in the trackers
             self._act(alert)
         return done
