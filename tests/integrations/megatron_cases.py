@@ -379,6 +379,7 @@ def refused() -> dict[str, str]:
     """What is refused, with its sentence."""
     model = build(Case())
     tokens, labels, mask = batch(0, 1)
+    square = torch.arange(LENGTH * (LENGTH + 1)).view(LENGTH, LENGTH + 1) % VOCAB
 
     def applied(model: Any, *args: Any, **options: Any) -> Any:
         with apply(model, OBJECTIVE, **options):
@@ -418,6 +419,7 @@ def refused() -> dict[str, str]:
         "no target": lambda: apply(model, zloss.StandardZLoss(1e-4)),
         "no relative target": lambda: apply(model, zloss.FactorizedZLoss(1e-4, 1e-4)),
         "no centered target": lambda: apply(model, zloss.CenteredZLoss(1e-4)),
+        "a name": lambda: apply(model, "standard"),  # type: ignore[arg-type]
         "a list": lambda: apply([model], OBJECTIVE),  # type: ignore[arg-type]
         "a sum with another loss function": own_loss_func,
         "a short mask in the report": lambda: short_mask(True),
@@ -431,6 +433,7 @@ def refused() -> dict[str, str]:
         "an adapter": lambda: apply(adapted, OBJECTIVE),
         "overlapped experts": lambda: apply(overlapped, OBJECTIVE),
         "labels [s, b]": lambda: applied(model, tokens, labels.T, mask),
+        "labels [s, b] with b = s": lambda: applied(model, square[:, :-1], square[:, 1:].T, None),
         "a sum without a mask": lambda: applied(model, tokens, labels, None, reduction="sum"),
     }
     said = {}
@@ -439,6 +442,7 @@ def refused() -> dict[str, str]:
             work()
         except ZlossError as error:
             said[name] = f"{type(error).__name__}: {error}"
+    applied(model, square[:, :-1], square[:, 1:], None)
     return said
 
 

@@ -102,9 +102,10 @@ def test_the_commands_of_the_page_build_what_it_says(answers: dict[str, Any]) ->
 
 def test_refusals_say_what_to_do(answers: dict[str, Any]) -> None:
     told = answers["refusals"]
-    assert "missing 1 required keyword-only argument: 'target'" in told["no target"]
-    assert "missing 1 required keyword-only argument: 'coef'" in told["no coefficient"]
-    assert "unexpected keyword argument 'objectiv'" in told["unknown setting"]
+    assert told["no target"].endswith("`target` must be given: 0.0 (the convention of most code) or null (log V).")
+    assert "`coef` must be given" in told["no coefficient"]
+    assert "unknown setting of z_loss: 'objectiv'. Did you mean 'objective'?" in told["unknown setting"]
+    assert "`fused` is expected to be true or false, but got 'no'" in told["fused is not a bool"]
     assert "It is a Z-loss already: set --loss.loss_fn.coef instead." in told["a Z-loss already"]
     assert "objective 'ce' has no coefficient, but got coef=0.1" in told["CE with a coefficient"]
     assert "'centered-head' has no coefficient" in told["a centered head with a coefficient"]

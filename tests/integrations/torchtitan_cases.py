@@ -438,6 +438,7 @@ def refusals() -> dict[str, str]:
         "metrics without a Z-loss": only_metrics(),
         "no coefficient": told(Case(STOCK, (OURS + 'z_loss={"target": 0.0}',))),
         "unknown setting": told(Case(STOCK, (OURS + 'z_loss={"coef": 1e-4, "target": 0.0, "objectiv": "centered"}',))),
+        "fused is not a bool": told(Case(STOCK, (OURS + "z_loss" + JSON.replace("}", ', "fused": "no"}'),))),
         "a Z-loss already": told(Case(FUSED, (OURS + "z_loss" + JSON,))),
         "CE with a coefficient": told(Case(z(objective="ce"))),
         "a centered head with a coefficient": told(Case(z(objective="centered-head"))),

@@ -222,6 +222,8 @@ def damage(folder: Path, how: str) -> None:
         weights.write_bytes(weights.read_bytes()[:-8])
     elif how == "pickled":
         weights.rename(folder / "pytorch_model.bin")
+    elif how == "missing shard":
+        (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-2.safetensors"}}')
     elif how == "no config":
         (folder / "config.json").write_text("{}")
     elif how == "fewer positions":
@@ -235,6 +237,7 @@ def damage(folder: Path, how: str) -> None:
         ("no tokenizer", r"checkpoint-9000 has no tokenizer: .* or pass `tokenizer`, a folder or Hugging Face id"),
         ("truncated", r"the weights of .*checkpoint-9000 cannot be loaded: model\.safetensors: "),
         ("pickled", r"checkpoint-9000 has no safetensors weights; .* `allow_pickle`"),
+        ("missing shard", r"checkpoint-9000 lacks model-2\.safetensors, which its index"),
         ("no config", "checkpoint-9000 is not a Hugging Face model"),
         ("fewer positions", "checkpoint-9000 tokenizes the text differently"),
     ],

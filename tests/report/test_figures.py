@@ -69,7 +69,10 @@ def test_figures_are_written_whole_and_reproducibly(
     ]
     for path in written:
         content = path.read_bytes()
-        assert content.startswith(b"<svg" if path.suffix == ".svg" else b"\x89PNG")
+        if path.suffix == ".svg":
+            assert ElementTree.fromstring(content).tag.endswith("svg")
+        else:
+            assert content.startswith(b"\x89PNG")
         assert len(content) > 5000
     again = write_figures(tmp_path / "b", audit_figures(report), formats=("svg",))
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written if path.suffix == ".svg"]
@@ -104,7 +107,10 @@ def test_every_sampled_token_is_drawn_once_in_each_coordinate(report: AuditRepor
         assert [row["series"] for row in clouds] == [RAW, CENTERED]
         assert all(len(row["x"]) == len(row["y"]) == len(sample) for row in clouds)
     assert rows(figures[0], "circle")[0]["x"] == [float(f"{x:.5g}") for x in sample.x_raw]
-    tree = ElementTree.fromstring(drawn([figures[0]]))
+    svg = drawn([figures[0]])
+    for name in (RAW, CENTERED):
+        assert f">{name}</text>" in svg
+    tree = ElementTree.fromstring(svg)
     fills = [path.attrib.get("fill", "").lower() for path in tree.iter("{http://www.w3.org/2000/svg}path")]
     # One more of each colour is the entry of the legend.
     assert [fills.count(colour) for colour in TONES.values()] == [len(sample) + 1] * 2

@@ -166,14 +166,27 @@ def test_uneven_masks_give_every_layer_its_own_alpha_under_a_layer_sum() -> None
     assert out.relative == pytest.approx(float(len(kept)))
 
 
-@pytest.mark.parametrize("tokens", [0, T])
-def test_without_counted_tokens_loss_and_gradient_are_zero(tokens: int) -> None:
-    r = logits(7, shape=(L, tokens, E))
+def test_a_mask_of_one_row_serves_all_layers() -> None:
+    r = logits(6)
+    mask = torch.arange(T) % 3 != 0
+    one, each = (found(r, convention="olmoe", mask=m)[0] for m in (mask, mask.expand(L, T)))
+    assert torch.equal(one.loss, each.loss)
+
+
+def test_all_tokens_masked_is_zero_with_zero_gradient() -> None:
+    r = logits(7)
     for name in LITERAL:
-        out, grad = found(r, convention=name, mask=torch.zeros(tokens, dtype=torch.bool), context=CONTEXT)
+        out, grad = found(r, convention=name, mask=torch.zeros(T, dtype=torch.bool), context=CONTEXT)
         assert float(out.loss.detach()) == 0.0
         assert torch.equal(grad, torch.zeros_like(grad))
         assert (out.decisions, out.alpha if name != "olmo_core" else 0.0) == (0, 0.0)
+
+
+def test_layers_without_tokens_are_zero() -> None:
+    r = torch.zeros(2, 0, E, requires_grad=True)
+    out = router_loss(r, coef=1e-3, convention="megatron", top_k=2)
+    out.loss.backward()
+    assert (float(out.loss.detach()), out.decisions, out.relative) == (0.0, 0, 0.0)
 
 
 def test_autocast_rounds_nothing() -> None:
@@ -237,12 +250,16 @@ def test_statistics_against_their_definitions() -> None:
     assert float(out.per_layer.sum()) == pytest.approx(float(out.loss.detach()), rel=1e-12)
 
 
+def test_top_k_of_all_experts_loads_them_evenly() -> None:
+    out = router_loss(logits(), coef=1e-3, convention="token_layer_mean", top_k=E)
+    assert torch.equal(out.load, torch.full((L, E), float(T), dtype=torch.float64))
+    assert float(out.load_cv) == 0.0
+
+
 def test_forms_of_the_same_layers_agree() -> None:
-    """A mask of one row serves all layers."""
-    r, mask = logits(11), torch.arange(T) % 3 != 0
+    r = logits(11)
     stacked, listed, single = (
-        router_loss(form, coef=1e-3, convention="megatron", top_k=2, mask=kept)
-        for form, kept in ((r, mask.expand(L, T)), (list(r.unbind(0)), mask), (r[0], mask))
+        router_loss(form, coef=1e-3, convention="megatron", top_k=2) for form in (r, list(r.unbind(0)), r[0])
     )
     assert torch.equal(stacked.loss, listed.loss)
     assert torch.equal(*(torch.autograd.grad(out.loss, r)[0] for out in (stacked, listed)))
@@ -318,6 +335,11 @@ def test_bad_input_is_explained(change: dict[str, object], error: type[Exception
     with pytest.raises(error) as caught:
         zloss.router_loss(arguments.pop("router_logits"), **arguments)
     assert words in str(caught.value)
+
+
+def test_context_counts_are_checked() -> None:
+    with pytest.raises(InputError, match="micro_batches"):
+        RouterContext(micro_batches=0)
 
 
 def test_double_backward_is_refused() -> None:

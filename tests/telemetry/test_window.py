@@ -77,6 +77,17 @@ def test_nothing_yet_and_nothing_valid() -> None:
         StepWindow(0)
 
 
+def test_nothing_is_kept_beyond_the_window() -> None:
+    window = StepWindow(4)
+    kept = []
+    for step in range(12):
+        window.add(micro_batch(loss([step]), "mean"))
+        window.end_step()
+        kept.append(sum(value.numel() for each in window._steps for value in each.totals.values.values()))
+    assert kept[3] == kept[-1]
+    assert not any(value.requires_grad for each in window._steps for value in each.totals.values.values())
+
+
 def test_parts_of_the_loss_cover_all_steps_since_a_restart_and_tails_the_last_ones() -> None:
     window = StepWindow(2, "centered", since_restart=True)
     for step in range(5):

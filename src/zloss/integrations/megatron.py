@@ -10,6 +10,7 @@ sequence parallelism, logits as [s, b, V/tp], and labels as [b, s].
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import metadata
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from zloss.errors import InputError, MissingInputError, ShapeError, UnsupportedModelError
+from zloss.errors import InputError, MissingInputError, ShapeError, TargetRangeError, UnsupportedModelError
 from zloss.head.loss import HeadLossOutput, head_loss, logits_loss
 from zloss.integrations.moe import HookHandle, named_arguments
 from zloss.objectives import CrossEntropy, Objective, require_target
@@ -40,6 +41,13 @@ def apply(
     recomputing the logits in the backward pass; it needs `loss_mask` in the call of the model and `handle.loss_func`.
     `mtp`: the depths of multi-token prediction get Z too. `options` are those of `zloss.head_loss`.
     """
+    if isinstance(model, (list, tuple)):
+        raise InputError("`model` is expected to be one model, but got a list: call apply for each model of the list.")
+    if not isinstance(objective, Objective):
+        raise InputError(
+            "`objective` is expected to be an objective such as zloss.StandardZLoss(1e-4, target=0.0), but got "
+            f"{objective!r}."
+        )
     require_target(objective)
     if reduction not in ("none", "sum"):
         raise InputError(f'`reduction` is expected to be "none" or "sum", but got {reduction!r}.')
@@ -67,6 +75,7 @@ class ZLossHandle(HookHandle):
         self._labels: Tensor | None = None  # of the running forward pass, if it is one of training
         self._loss_mask: Tensor | None = None
         self._weight: Tensor | None = None  # of the output layer, if its product was skipped
+        self._layout_checked = False
         super().__init__()
         if model.post_process:
             self._hooks = [model.register_forward_pre_hook(self._begin, with_kwargs=True)]
@@ -116,6 +125,9 @@ class ZLossHandle(HookHandle):
             raise MissingInputError(
                 'with reduction="sum" pass `loss_mask` to the model: model(..., loss_mask=loss_mask).'
             )
+        if not self._layout_checked:
+            self._layout_checked = True
+            _refuse_transposed(self._labels, given.get("input_ids"))
 
     def _skip_product(self, input_: Tensor, weight: Tensor | None = None, **kwargs: Any) -> Any:
         """Replaces the output layer's forward pass: hidden states instead of logits, if `_loss` is what gets them."""
@@ -140,7 +152,10 @@ class ZLossHandle(HookHandle):
             target = target.masked_fill(mask == 0, self.options.get("ignore_index", -100))
             if self.reduction == "sum":
                 given["token_weight"] = mask.float()
-        out = self._from(logits, target, objective, sharded, given)
+        try:
+            out = self._from(logits, target, objective, sharded, given)
+        except TargetRangeError as error:
+            raise TargetRangeError(str(error).replace("`target`", "`labels`")) from None
         if main:
             self.last = replace(out, loss=out.loss.detach())
         return out.loss if out.loss.dim() == 0 else out.loss.transpose(0, 1).contiguous()
@@ -166,7 +181,8 @@ def _check_model(model: Any, fused: bool) -> None:
     missing = [n for n in ("compute_language_model_loss", "post_process", "tp_group") if not hasattr(model, n)]
     if missing:
         raise UnsupportedModelError(
-            f"{type(model).__name__} has no `{missing[0]}`: one LanguageModule of megatron-core 0.16 (GPTModel) is expected."
+            f"{type(model).__name__} has no `{missing[0]}`: a LanguageModule of megatron-core 0.16 (GPTModel) is expected, and "
+            f"{_installed()} is installed."
         )
     if getattr(model.config, "overlap_moe_expert_parallel_comm", False):
         raise UnsupportedModelError(
@@ -181,6 +197,13 @@ def _check_model(model: Any, fused: bool) -> None:
                 f"the fused loss expects an output layer of class ColumnParallelLinear, but got {found} with "
                 f"defer_embedding_wgrad_compute={deferred}: pass fused=False."
             )
+
+
+def _installed() -> str:
+    try:
+        return f"megatron-core {metadata.version('megatron-core')}"
+    except metadata.PackageNotFoundError:
+        return "no megatron-core"
 
 
 def _check_size(loss_mask: Tensor, b: int, s: int) -> None:
@@ -198,3 +221,15 @@ def _transposed(name: str, tensor: Tensor, b: int, s: int) -> Tensor:
     raise ShapeError(
         f"`{name}` is expected to be [b, s] = [{b}, {s}], as `input_ids`, but got {list(tensor.shape)}{hint}."
     )
+
+
+def _refuse_transposed(labels: Tensor, input_ids: Tensor | None) -> None:
+    """Where b = s, shapes cannot tell [b, s] from [s, b]; the tokens can, since labels are the next inputs."""
+    if input_ids is None or labels.shape != input_ids.shape or labels.shape[0] != labels.shape[1] or len(labels) < 2:
+        return
+    as_given, transposed = ((each[:, :-1] == input_ids[:, 1:]).float().mean() for each in (labels, labels.T))
+    if transposed > max(0.5, float(as_given)):
+        raise ShapeError(
+            "`labels` is expected to be [b, s], as `input_ids`, but its transpose holds the next tokens of `input_ids`: pass "
+            "`labels.transpose(0, 1)`."
+        )

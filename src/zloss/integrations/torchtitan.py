@@ -11,7 +11,7 @@ so losses hand their statistics to the `ZLossMetrics` of the process.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from zloss.distributed import is_dtensor, local_part
-from zloss.errors import InputError, MissingInputError, UnsupportedModelError, require_version
+from zloss.errors import InputError, MissingInputError, UnknownNameError, UnsupportedModelError, require_version
 from zloss.head.loss import HeadLossOutput, head_loss, logits_loss
 from zloss.objectives import make_objective
 from zloss.telemetry.trackers import chosen_names, for_trackers
@@ -196,6 +196,16 @@ class ZLossMetrics(MetricsProcessor):  # type: ignore[misc]
 def z_loss(config: Any, *, fused: bool = True, **settings: Any) -> Any:
     """For `--override.imports`: `settings` are those of `ZLoss.Config`. With `"fused": false` the loss is on logits, in
     torchtitan's chunks if `config` has them."""
+    known = [field.name for field in fields(ZLoss.Config)]
+    for name in settings:
+        if name not in known:
+            raise UnknownNameError("setting of z_loss", name, [*known, "fused"])
+    if "coef" not in settings:
+        raise MissingInputError("`coef` must be given: the coefficient λ, or null for cross-entropy alone.")
+    if "target" not in settings:
+        raise MissingInputError("`target` must be given: 0.0 (the convention of most code) or null (log V).")
+    if not isinstance(fused, bool):
+        raise InputError(f"`fused` is expected to be true or false, but got {fused!r}.")
     chunked = isinstance(config, ChunkedLossWrapper.Config)
     replaced = config.loss_fn if chunked else config
     if not isinstance(replaced, CrossEntropyLoss.Config):

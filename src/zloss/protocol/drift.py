@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -271,9 +272,16 @@ def check_inputs(places: Sequence[Place], config: DriftConfig) -> None:
 
 
 def _check_weight_files(folder: Path, *, allow_pickle: bool) -> None:
-    """The header of every safetensors file is readable."""
+    """The header of every safetensors file is readable, and no file that an index names is missing."""
     from safetensors import safe_open
 
+    for index in folder.glob("*.safetensors.index.json"):
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"{index} cannot be read: {first_line(error)}.") from error
+        if missing := sorted(name for name in names if not (folder / str(name)).is_file()):
+            raise CheckpointError(f"{folder} lacks {missing[0]}, which its index {index.name} names.")
     files = sorted(folder.glob("*.safetensors"))
     if not files and not allow_pickle:
         raise CheckpointError(

@@ -42,28 +42,53 @@ class RouterContext:
     """Micro-batches per step; matters if a framework adds their router losses instead of averaging them."""
 
     def __post_init__(self) -> None:
-        for name, count in vars(self).items():
-            if count is not None:
-                check_count(name, count)
+        for name in ("model_layers", "encoder_layers", "valid_tokens", "micro_batches"):
+            check_count(name, getattr(self, name), optional=True)
 
 
 @dataclass(frozen=True)
 class RouterConvention:
-    """A named reduction α, with a citation of where it was read. By default each layer's token mean, added over layers.
+    """A named reduction α, with a citation of where it was read.
 
-    >>> router_scale(RouterConvention("mine", cited="my trainer"), layers=4, tokens=64, top_k=2, coef=1e-3).relative
-    4.0
+    >>> RouterConvention("mine", token_count="layer_tokens", layer_divisor="none", cited="my trainer").depends_on
+    ('layers',)
     """
 
     name: str
-    token_count: TokenCount = "layer_tokens"
-    layer_divisor: LayerDivisor = "none"
-    cited: str = ""
+    token_count: TokenCount
+    layer_divisor: LayerDivisor
+    cited: str
     """Codebase, file and function, or the paper's label."""
     top_k_power: Literal[-1, 0, 1] = 0
     factor: Fraction = Fraction(1)
     sums_micro_batches: bool = False
     note: str = ""
+
+    @property
+    def depends_on(self) -> tuple[str, ...]:
+        """The quantities s_rel depends on."""
+        depends = {
+            "layers": self.layer_divisor == "model_layers"
+            or (self.layer_divisor == "none" and self.token_count != "decisions"),
+            "model_layers": self.layer_divisor == "model_layers",
+            "encoder_layers": self.layer_divisor == "stack_layers",
+            "top_k": self.top_k_power != 0,
+            "valid_tokens": self.token_count == "valid_tokens",
+            "micro_batches": self.sums_micro_batches,
+        }
+        return tuple(name for name, does in depends.items() if does and self.factor != 0)
+
+    @property
+    def over_ranks(self) -> str:
+        """What is counted when the tokens of a step are split over ranks, with and without `groups`."""
+        counts = {
+            "decisions": "N_tl is counted over all ranks with `groups`",
+            "layer_tokens": "N_l of every layer is counted over all ranks with `groups`",
+            "valid_tokens": "`valid_tokens` has to be the count over all ranks",
+        }
+        alone = "without, each rank divides by its own count: where n ranks average gradients, a decision on a rank with N_r "
+        alone += "of N decisions gets N/(n·N_r) times its share"
+        return f"{counts[self.token_count]}; {alone}."
 
     def numerators(self, layers: int, top_k: int, context: RouterContext) -> tuple[Fraction, ...]:
         """c_l of every layer: everything in α_l but the count of tokens."""
@@ -186,12 +211,31 @@ def match_coefficient(
     return float(exact * scale_here / scale_there)
 
 
-def router_scale_table(coef: float, source: str | RouterConvention, **context: Any) -> RouterScaleTable:
+def router_scale_table(
+    coef: float,
+    source: str | RouterConvention,
+    *,
+    layers: int,
+    top_k: int,
+    tokens: int,
+    model_layers: int | None = None,
+    encoder_layers: int | None = None,
+    valid_tokens: int | None = None,
+    micro_batches: int = 1,
+) -> RouterScaleTable:
     """The scale of `coef` under every convention, and the coefficient there that equals `coef` under `source`.
 
-    `context`: layers, top_k, tokens and the other arguments of `router_scale`. A custom `source` is listed after the
-    conventions of the catalog.
+    A custom `source` is listed after the conventions of the catalog.
     """
+    context: dict[str, Any] = {
+        "layers": layers,
+        "top_k": top_k,
+        "tokens": tokens,
+        "model_layers": model_layers,
+        "encoder_layers": encoder_layers,
+        "valid_tokens": valid_tokens,
+        "micro_batches": micro_batches,
+    }
     here = find_convention(source)
     scales = []
     for convention in _CATALOG if here in _CATALOG else (*_CATALOG, here):
@@ -213,8 +257,9 @@ def _exact_alphas(
     convention: RouterConvention, layers: int, tokens: int, top_k: int, context: RouterContext
 ) -> list[Fraction]:
     """α_l of every layer, for `layers` routers that each see `tokens` tokens."""
-    for name, count in (("layers", layers), ("top_k", top_k), ("tokens", tokens)):
-        check_count(name, count)
+    check_count("layers", layers)
+    check_count("top_k", top_k)
+    check_count("tokens", tokens)
     labelled = tokens if context.valid_tokens is None else context.valid_tokens
     if labelled > tokens:
         raise InputError(
@@ -235,8 +280,10 @@ def exact_coefficient(coef: float | None) -> Fraction:
     return Fraction(coef)
 
 
-def check_count(name: str, value: object) -> None:
+def check_count(name: str, value: object, *, optional: bool = False) -> None:
     """A count is an integer ≥ 1."""
+    if optional and value is None:
+        return
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63:
         raise InputError(f"`{name}` is expected to be an integer ≥ 1, but got {value!r}.")
 
@@ -261,6 +308,14 @@ def find_convention(convention: str | RouterConvention) -> RouterConvention:
     return _BY_NAME[name]
 
 
+def _layer_sum(name: str, cited: str, note: str = "") -> RouterConvention:
+    return RouterConvention(name, token_count="layer_tokens", layer_divisor="none", cited=cited, note=note)
+
+
+def _layer_mean(name: str, cited: str, note: str = "") -> RouterConvention:
+    return RouterConvention(name, token_count="layer_tokens", layer_divisor="moe_layers", cited=cited, note=note)
+
+
 # The catalog: the paper's three conventions, then those of public codebases as read from their sources in summer 2026. They may
 # have changed since; `zloss.measure_router_scale` measures what a running model applies.
 
@@ -268,12 +323,14 @@ _CATALOG = (
     RouterConvention(
         "token_layer_mean",
         token_count="decisions",
+        layer_divisor="none",
         cited="paper, prop:router_effective_coefficient",
         note="The reference: α = 1/N_tl.",
     ),
     RouterConvention(
         "active_route_mean",
         token_count="decisions",
+        layer_divisor="none",
         top_k_power=-1,
         cited="paper, cor:router_topk_active_mean",
         note="One violation per decision, divided by the N_tl·k active routes.",
@@ -281,37 +338,40 @@ _CATALOG = (
     RouterConvention(
         "active_route_sum",
         token_count="decisions",
+        layer_divisor="none",
         top_k_power=1,
         cited="paper, cor:router_topk_active_sum",
         note="k replicas of each violation, then the token-layer mean.",
     ),
-    RouterConvention(
+    _layer_sum(
         "megatron",
-        cited="NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py: TopKRouter.apply_z_loss, "
+        "NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py: TopKRouter.apply_z_loss, "
         "moe_utils.py: z_loss_func",
-        note="Token mean in every layer, each attached to the backward pass on its own: layers add. The logged value is "
+        "Token mean in every layer, each attached to the backward pass on its own: layers add. The logged value is "
         "the layer mean.",
     ),
     RouterConvention(
         "megatron_unscaled",
+        token_count="layer_tokens",
+        layer_divisor="none",
         sums_micro_batches=True,
         cited="NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py: MoEAuxLossAutoScaler",
         note="Megatron's side-channel scaler left at its default of 1 while the main loss is averaged over "
         "micro-batches: set_loss_scale was not called.",
     ),
-    RouterConvention(
+    _layer_sum(
         "mesh_tf",
-        cited="tensorflow/mesh, mesh_tensorflow/transformer/moe.py (the ST-MoE code)",
-        note="Each layer's token mean is added to the extra losses.",
+        "tensorflow/mesh, mesh_tensorflow/transformer/moe.py (the ST-MoE code)",
+        "Each layer's token mean is added to the extra losses.",
     ),
-    RouterConvention("st_moe_pytorch", cited="lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py"),
-    RouterConvention("levanter", cited="stanford-crfm/levanter, src/levanter/models/mixtral.py"),
-    RouterConvention(
+    _layer_sum("st_moe_pytorch", "lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py"),
+    _layer_sum("levanter", "stanford-crfm/levanter, src/levanter/models/mixtral.py"),
+    _layer_sum(
         "xtuner",
-        cited="InternLM/xtuner, xtuner/v1/loss/moe_loss.py: z_loss",
-        note="Token mean per layer, summed over layers, divided by the number of micro-batches.",
+        "InternLM/xtuner, xtuner/v1/loss/moe_loss.py: z_loss",
+        "Token mean per layer, summed over layers, divided by the number of micro-batches.",
     ),
-    RouterConvention("kempnerforge", cited="KempnerInstitute/KempnerForge, kempnerforge/model/moe.py"),
+    _layer_sum("kempnerforge", "KempnerInstitute/KempnerForge, kempnerforge/model/moe.py"),
     RouterConvention(
         "olmo_core",
         token_count="valid_tokens",
@@ -322,39 +382,41 @@ _CATALOG = (
     ),
     RouterConvention(
         "olmoe",
+        token_count="layer_tokens",
         layer_divisor="moe_layers",
         top_k_power=-1,
         cited="the megablocks fork OLMoE was trained with (Muennighoff/megablocks), router Z-loss",
         note="Divided by layers, tokens and k: the active-route mean. It takes log(Σ exp) naively.",
     ),
-    RouterConvention(
+    _layer_mean(
         "flaxformer",
-        cited="google/flaxformer, flaxformer/architectures/moe/routing.py; google-research/t5x, t5x/contrib/moe/models.py: "
+        "google/flaxformer, flaxformer/architectures/moe/routing.py; google-research/t5x, t5x/contrib/moe/models.py: "
         "_extract_diversity_metrics, _expert_losses",
-        note="Token mean, then averaged over MoE layers.",
-        layer_divisor="moe_layers",
+        "Token mean, then averaged over MoE layers.",
     ),
-    RouterConvention("openmoe", cited="hpcaitech/ColossalAI, OpenMoE application", layer_divisor="moe_layers"),
-    RouterConvention("marin_grug", cited="marin-community/marin, grug MoE", layer_divisor="moe_layers"),
-    RouterConvention(
+    _layer_mean("openmoe", "hpcaitech/ColossalAI, OpenMoE application"),
+    _layer_mean("marin_grug", "marin-community/marin, grug MoE"),
+    _layer_mean(
         "megablocks_mean",
-        cited="databricks/megablocks, megablocks/layers/router.py: batched_router_zloss",
-        note="Returns one value per router; here the caller averages them.",
-        layer_divisor="moe_layers",
+        "databricks/megablocks, megablocks/layers/router.py: batched_router_zloss",
+        "Returns one value per router; here the caller averages them.",
     ),
-    RouterConvention(
+    _layer_sum(
         "megablocks_sum",
-        cited="databricks/megablocks, megablocks/layers/router.py: batched_router_zloss",
-        note="Returns one value per router; here the caller adds them.",
+        "databricks/megablocks, megablocks/layers/router.py: batched_router_zloss",
+        "Returns one value per router; here the caller adds them.",
     ),
     RouterConvention(
         "lm_engine",
+        token_count="layer_tokens",
+        layer_divisor="none",
         factor=Fraction(1, 10),
         cited="open-lm-engine/lm-engine, lm_engine/hf_models/modeling_utils/mlp_blocks/moe.py: MoE._compute_switch_loss",
         note="A tenth of the load-balancing coefficient, added over layers; the coefficient is the balancing one.",
     ),
     RouterConvention(
         "hf_switch",
+        token_count="layer_tokens",
         layer_divisor="stack_layers",
         cited="huggingface/transformers, models/switch_transformers/modeling_switch_transformers.py: "
         "router_z_loss_func, SwitchTransformersForConditionalGeneration.forward",
@@ -362,6 +424,8 @@ _CATALOG = (
     ),
     RouterConvention(
         "hf_nllb_moe",
+        token_count="layer_tokens",
+        layer_divisor="none",
         factor=Fraction(0),
         cited="huggingface/transformers, models/nllb_moe/configuration_nllb_moe.py: router_z_loss_coef",
         note="The configuration has a coefficient; the loss never uses it.",

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zloss.distributed import Gradients, as_groups, gradient_divisor
-from zloss.errors import DoubleBackwardError, DtypeError, InputError, ShapeError
+from zloss.errors import DeviceError, DoubleBackwardError, DtypeError, InputError, ShapeError
 from zloss.objectives import StandardZLoss, check_target, is_on, resolve_target
 from zloss.router.conventions import RouterContext, RouterConvention, check_count, exact_coefficient, find_convention
 from zloss.statistics import TokenStats
@@ -276,13 +276,13 @@ def _layer_weights(
     # One rounding of the exact λ·c_l, so matched coefficients give the same bits.
     absolute_L = _over(_fp64([coef * c_l for c_l in numerators], counted_L), count_L)
     # Numerator and denominator of c_l separately: N_tl / D_l is usually a whole number, so s_rel is exact.
-    top_L = _fp64([c_l.numerator for c_l in numerators], counted_L)
-    bottom_L = _fp64([c_l.denominator for c_l in numerators], counted_L)
+    top_L = _fp64([Fraction(c_l.numerator) for c_l in numerators], counted_L)
+    bottom_L = _fp64([Fraction(c_l.denominator) for c_l in numerators], counted_L)
     relative_L = top_L * _over(total.expand_as(count_L), count_L) / bottom_L
     return alpha_L, absolute_L, relative_L
 
 
-def _fp64(values: Sequence[Fraction | int], like: Tensor) -> Tensor:
+def _fp64(values: Sequence[Fraction], like: Tensor) -> Tensor:
     return torch.tensor([float(value) for value in values], dtype=torch.float64, device=like.device)
 
 
@@ -353,6 +353,8 @@ def read_router_logits(router_logits: LayerTensors, mask: LayerTensors | None, *
             )
         check_holds_values(router_logits=layer)
         (tokens, experts), (first_tokens, first_experts) = layer.shape, layers[0].shape
+        if experts == 0:
+            raise ShapeError(f"layer {index} of `router_logits` has no experts: shape {list(layer.shape)}.")
         if experts != first_experts:
             raise ShapeError(
                 f"every layer of `router_logits` is expected to have E = {first_experts} experts as layer 0 has, but layer "
@@ -362,6 +364,11 @@ def read_router_logits(router_logits: LayerTensors, mask: LayerTensors | None, *
             raise ShapeError(
                 f"every layer of `router_logits` is expected to have T = {first_tokens} tokens as layer 0 has, but layer "
                 f"{index} has {tokens}. For an encoder-decoder pass `context=RouterContext(encoder_layers=...)`."
+            )
+        if layer.device != layers[0].device:
+            raise DeviceError(
+                f"layers of `router_logits` are expected on one device, but layer 0 is on {layers[0].device} and layer "
+                f"{index} on {layer.device}: move them with `.to(...)`."
             )
         if not layer.is_floating_point():
             raise DtypeError(f"`router_logits` are expected to be floating point, but layer {index} is {layer.dtype}.")

@@ -7,11 +7,23 @@ import torch
 
 import zloss
 from tests.integrations.transformers.small_models import assert_exact, small
-from tests.integrations.transformers.sweep import try_class
+from tests.integrations.transformers.sweep import outcome_of, try_class
 from tests.integrations.transformers.tiny_configs import causal_classes
 from zloss.errors import CoordinateError, UnsupportedModelError
 from zloss.integrations.transformers import apply, support
 from zloss.integrations.transformers.lazy_logits import LazyLogits
+
+FAMILIES = (
+    *("GPT2LMHeadModel", "LlamaForCausalLM", "GPTNeoXForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM"),
+    *("GraniteForCausalLM", "PhiForCausalLM", "OlmoeForCausalLM", "MixtralForCausalLM", "CohereForCausalLM"),
+    *("BartForCausalLM", "MambaForCausalLM", "BertLMHeadModel"),
+)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_loss_and_gradients_are_those_of_the_logits(name: str) -> None:
+    outcome = outcome_of(name, causal_classes()[name])
+    assert outcome.state == "exact", outcome
 
 
 def test_a_wrong_scale_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,5 +66,5 @@ def test_the_table_has_every_causal_class_and_no_third_outcome() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_sweep_gives_the_table() -> None:
-    states = {name: try_class(name, model_type).state for name, model_type in causal_classes().items()}
+    states = {name: outcome_of(name, model_type).state for name, model_type in causal_classes().items()}
     assert states == {model.name: model.state for model in support().classes}
