@@ -138,6 +138,10 @@ class _Guarded:
     def write(self, text: str) -> int:
         return self._stream.write(self._shown(text))
 
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 

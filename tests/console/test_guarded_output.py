@@ -38,6 +38,12 @@ def test_names_reach_neither_the_terminal_s_control_nor_its_markup(
     assert not any(byte in printed.out + printed.err for byte in ("\x1b", "\x07", "\x9b"))
 
 
+def test_lines_are_guarded_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with guarded_output():
+        sys.stdout.writelines(["a\x1b[2J", "b\n"])
+    assert capsys.readouterr().out == "a␛[2Jb\n"
+
+
 def test_an_error_shows_what_was_typed_and_nothing_acts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", HOSTILE]) == 2
     error = capsys.readouterr().err

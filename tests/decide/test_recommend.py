@@ -347,3 +347,9 @@ def test_arms_that_cannot_be_run_are_refused(named: str) -> None:
         named_arms([named])
     # One that is named twice is run once.
     assert len(named_arms(["mu-loss", "mu-loss", "mu-loss:1e-4", "mu-loss:1e-3"])) == 2
+
+
+def test_an_arm_that_does_not_pass_is_never_accepted() -> None:
+    assert arm(verdict="accepted").outcome == "accepted"
+    assert arm(passes=False, verdict="accepted").outcome == "inconclusive"
+    assert arm(passes=False, verdict="rejected").outcome == "rejected"

@@ -154,8 +154,10 @@ def test_decomposition_is_quiet_where_both_parts_are_negligible(bare: AuditRepor
     quiet = stage(decide(small), "Objective decomposition")
     assert quiet.value == pytest.approx(0.5)
     assert quiet.fired is False
-    assert "Neither part matters" in quiet.reason
+    assert quiet.reason == "Neither part matters: rms μ = 0.3 and rms(log Z̃ − c) = 0.3 nats, both below 1."
     assert stage(decide(small, thresholds=Thresholds(negligible_rms=0.1)), "Objective decomposition").fired is True
+    shifted = replace(small, heads=replace(small.heads, raw=replace(small.heads.raw, mu_rms=30.0)))
+    assert stage(decide(shifted), "Objective decomposition").reason.startswith("μ dominates: E μ² = 900, ")
 
 
 @pytest.fixture
@@ -177,7 +179,7 @@ BF16, FP16 = stored("bf16", 0.03), stored("fp16", 0.004)
 @pytest.mark.parametrize(
     ("source", "updates", "limits", "fired", "value", "said"),
     [
-        ((BF16, FP16), (), {}, True, 0.03, "stored in bf16) exceeds 0.01"),
+        ((BF16, FP16), (), {}, True, 0.03, "stored in bf16) exceeds 0.01; within it: logits of tiny-tied stored in fp16"),
         ((FP16,), (), {}, False, 0.004, ""),
         ((FP16,), (), {"delta_src": 0.003}, True, 0.004, ""),
         ((FP16,), (update("bf16", 0.02), update("bf16", 0.001)), {}, True, 0.004,
@@ -282,11 +284,14 @@ def test_the_router_scale_of_another_model_passed_for_that_of_the_audited_one(
 ) -> None:
     variant = RouterVariant("active_route_mean", 1e-3, s_rel=4.0)
     runs = replace(comparison, model="experts", router=RouterVariants("ce", (variant,)))
-    for given in ({"routers": [STATED]}, {"routers": [measured(4.0)]}, {"comparisons": [runs]}):
-        decisions = decide(report, **given)
+    for decisions, source in (
+        (decide(report, routers=[STATED]), "the coefficient that was stated to `zloss router-scale`"),
+        (decide(report, routers=[measured(4.0)]), "a router loss that was measured by itself"),
+        (decide(report, comparisons=[runs]), "the compared runs of experts"),
+    ):
         found = stage(decisions, ROUTER)
         assert found.fired is True
-        assert found.reason.endswith(". The audited model has no router, so this describes another one.")
+        assert found.reason.endswith(f". The audited model has no router; this comes from {source}.")
         assert found.action.startswith("In the model that has the router, match the coefficient")
     # Alone it is of no audited model.
     dense = stage(decide(report), ROUTER)

@@ -176,7 +176,10 @@ def test_any_part_that_fails_rejects_and_all_three_must_hold_to_accept(
 def judged(comparison: Comparison, tolerance: float | None, *verdicts: Verdict) -> list[bool]:
     quality = Quality(tolerance_ppl=tolerance, methods=verdicts)
     found = evaluated_comparison(replace(comparison, quality=quality), Thresholds()).quality
-    return [quality_accepted(verdict, found.tolerance_ppl) for verdict in found.methods]
+    return [
+        quality_accepted(stated, verdict, found.tolerance_ppl)
+        for stated, verdict in zip(verdicts, found.methods, strict=True)
+    ]
 
 
 def made_verdict(delta_ppl: float | None, accepted: bool | None = None) -> Verdict:
@@ -199,6 +202,18 @@ def test_ppl_is_held_against_the_stated_tolerance(
     comparison: Comparison, verdict: Verdict, tolerance: float, accepted: bool
 ) -> None:
     assert judged(comparison, tolerance, verdict) == [accepted]
+
+
+def test_a_file_without_parts_is_never_accepted_and_the_limits_of_the_optimizer_reject(comparison: Comparison) -> None:
+    """An older file, or one written by hand, that states "accepted" has no per-block validation."""
+    stated = tuple(replace(one, accepted=True) for one in comparison.quality.methods)
+    old = replace(comparison, quality=replace(comparison.quality, methods=stated))
+    standard, heavy = evaluated_comparison(old, Thresholds()).quality.methods
+    assert (standard.verdict, heavy.verdict) == ("inconclusive", "rejected")
+    assert all("run them again" in reason for reason in standard.reasons)
+    assert heavy.reasons[0].startswith("optimizer: p99 ‖g‖₂ × ")
+    (strict, _) = evaluated_comparison(old, Thresholds(grad_tail_ratio=0.1)).quality.methods
+    assert strict.verdict == "rejected"
 
 
 def test_without_one_it_is_a_share_of_the_baseline(comparison: Comparison) -> None:

@@ -293,6 +293,13 @@ def test_a_quoted_number_is_not_judged_on_another_setting(label: str, quoted: st
     assert (verdict(label, quoted, table), verdict(label, general, table)) == (OPEN, HOLDS)
 
 
+def test_a_number_of_several_models_is_open_where_one_of_them_deviates() -> None:
+    label, claim = "tab:spectral_audit", "energy_gpt2"
+    why = {"GPT-2 Medium": ("32 blocks",)}
+    table = Table(tuple(replace(line, deviations=why.get(str(line.key["model"]), ())) for line in own(label)))
+    assert (verdict(label, claim, own(label)), verdict(label, claim, table)) == (HOLDS, OPEN)
+
+
 def test_other_models_leave_named_claims_open() -> None:
     table = Table(
         tuple(replace(line, key={**line.key, "model": "other"}) for line in own("tab:pretrained").find(model="GPT-2"))

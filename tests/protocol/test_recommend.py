@@ -251,7 +251,8 @@ def test_a_machine_that_became_slow_leaves_arms_and_seeds_out_and_keeps_the_budg
     # The plan had named the arm and the seed, and nothing was said when they were dropped.
     dropped = [line for line in said if ": left out, " in line]
     assert [line.split(":")[0] for line in dropped] == [left_out[0].label, "seed 3"]
-    assert all(line.endswith("the budget has no room for it") for line in dropped)
+    assert all(line.endswith("and the budget has 0 s left") for line in dropped)
+    assert "its run and 4 of the confirmation would take about" in dropped[0]
     assert found.confirmation_seeds == (2,)
 
 

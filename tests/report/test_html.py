@@ -143,6 +143,16 @@ def test_a_page_without_figures_is_small_and_needs_no_package(kind: str, monkeyp
     assert example("decisions")._repr_html_() is None  # a record without a page
 
 
+def test_the_curve_of_a_loss_audit_is_a_table_on_a_base_install(
+    loss_audit: LossAudit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curve = replace(loss_audit, identified=replace(loss_audit.identified, curve=((3.25, 0.125), (4.5, 0.375))))
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    text = render_page(decide_results(loss_audits=(curve,)))
+    assert all(part in text for part in ("Coefficient of p against log Z", "3.25", "0.375"))
+    assert "vl-convert-python" not in text
+
+
 def test_without_vl_convert_a_page_says_so_and_is_complete_but_for_figures(
     report: AuditReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:

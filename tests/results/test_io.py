@@ -30,9 +30,8 @@ def test_what_is_not_strict_json_is_a_value_error(text: str) -> None:
     [
         *(
             (content, r"cannot be read, because it is not JSON .*make it again\.")
-            for content in (b"", b"{", b"\xff\xfe{}")
+            for content in (b"", b"{", b"\xff\xfe{}", b'{"a": NaN}', b"[" * 100_000)
         ),
-        *((content, "because it is not JSON") for content in (b'{"a": NaN}', b"[" * 100_000)),
         (None, "No such file"),
         (b"[]", "is expected to hold an object, but holds a list"),
     ],

@@ -199,7 +199,10 @@ def decide_results(
             with_decisions(audit, **given, recommendations=recommendations, thresholds=thresholds) for audit in audits
         ),
         loss_audits=tuple(loss_audits),
-        comparisons=tuple(evaluated_comparison(comparison, thresholds) for comparison in comparisons),
+        comparisons=tuple(
+            evaluated_comparison(comparison, limits, stated_thresholds=thresholds is not None)
+            for comparison in comparisons
+        ),
         shared=shared,
         router_scales=tuple(router_scales),
         measured_routers=tuple(measured_routers),

@@ -228,7 +228,7 @@ def give_verdict(
             (*_reasons([found]), *_findings(decisions, skip=[found])),
             confidence,
             (
-                f"It removes the common shift ({found.reason.rstrip('.')}).",
+                f"It removes the common shift (p99 |μ| = {found.value:.4g} nats)." if found.value is not None else "",
                 "It does not change predictions beyond rounding, and needs no training.",
             ),
         )

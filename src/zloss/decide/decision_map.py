@@ -33,10 +33,10 @@ from zloss.decide.stages import (
     sentence,
 )
 from zloss.decide.thresholds import Thresholds, stored_thresholds
-from zloss.decide.verdict import quality_accepted, with_tolerance
+from zloss.decide.verdict import evaluated_comparison, quality_accepted
 from zloss.decide.verdict_parts import EndpointLimit, endpoint_limits
 from zloss.results.audit import NO_INPUT_PATH, NOT_MEASURED, AuditReport
-from zloss.results.comparison import Comparison, method_label
+from zloss.results.comparison import Comparison, Verdict, method_label
 from zloss.results.decision import Consequence, Decision, Effect
 from zloss.results.implementation_audit import CE, ImplementationAudit
 from zloss.results.loss_audit import LossAudit
@@ -157,10 +157,15 @@ def objective_decomposition(report: AuditReport, thresholds: Thresholds) -> Deci
     share = min(shift, relative) / total if total else 0.0
     negligible = max(shift, relative) < floor**2
     fired = share > limit and not negligible
-    lead = "Both matter" if fired else "Neither part matters" if negligible else "One part dominates"
-    reason = (
-        f"{lead}: E μ² = {shift:.4g} and E(log Z̃ − c)² = {relative:.4g} nats²; the smaller is {share:.2g} of the sum."
-    )
+    if negligible:
+        sizes = f"rms μ = {math.sqrt(shift):.3g} and rms(log Z̃ − c) = {math.sqrt(relative):.3g} nats"
+        reason = f"Neither part matters: {sizes}, both below {floor:g}."
+    elif fired:
+        reason = f"Both matter: E μ² = {shift:.4g} and E(log Z̃ − c)² = {relative:.4g}; the smaller is {share:.0%} of the sum."
+    else:
+        larger, smaller = ("μ", "log Z̃ − c") if shift >= relative else ("log Z̃ − c", "μ")
+        sizes = f"E μ² = {shift:.4g}, E(log Z̃ − c)² = {relative:.4g}"
+        reason = f"{larger} dominates: {sizes}; {smaller} is {share:.2g} of the sum."
     effects = budget_effects(report, thresholds.r_z_budget)
     if raw.diag_z is not None:
         note = f"cross term 2·E[μ(log Z̃ − c)] = {raw.diag_z / coef - total:.4g} removed"
@@ -260,6 +265,9 @@ def implementation(
         error, where = max(known, key=lambda each: each[0])
         worst.append((error, limit))
         parts.append(f"{symbol} = {error:.3g}{f' ({where})' if where else ''} {_verb(error > limit)} {limit:g}")
+        within = [name for other, name in known if name and other <= limit]
+        if symbol == "Δ_src" and error > limit and within:
+            parts.append(f"within it: {', '.join(within)}")
     warned = [f"warnings and notes: {', '.join(lesser)}"] if lesser else []
     if not worst and not found:
         more = f" ({warned[0]})" if warned else ""
@@ -290,6 +298,8 @@ def implementation(
 REPLACE_ROUTER_LOSS = "Replace the penalty by λ_R·α·(log Z_R − c_R)², then measure its scale again"
 CORRECT_SIGN = "Correct the sign of the router penalty, then measure its scale again"
 MATCH_ELSEWHERE = "In the model that has the router, match the coefficient so that s_rel = 1"
+MEASURED_ELSEWHERE = "a router loss that was measured by itself"
+STATED_ELSEWHERE = "the coefficient that was stated to `zloss router-scale`"
 
 
 def router_reduction(
@@ -301,20 +311,21 @@ def router_reduction(
     """The s_rel farthest from 1: measured from a router loss, applied in compared runs, or that of a stated convention.
 
     A measured gradient that no squared log-normalizer explains has no s_rel, and fires by itself; so does a negative scale. A
-    measurement that could not tell the penalty has no s_rel either, and does not fire.
+    measurement that could not tell the penalty has no s_rel either, and does not fire. Where the audited model has no router,
+    the reason says of what the scale is.
     """
     tolerance, router = thresholds.router_scale_tolerance, None if report is None else report.router
     # An audit that left the routers out has a reason for it.
     routerless = (
         report is not None and router is None and report.status == "complete" and report.reason("router") is None
     )
-    elsewhere = " The audited model has no router, so this describes another one." if routerless else ""
+    elsewhere = " The audited model has no router; this comes from {}." if routerless else ""
     # The diagnostic convention of an audit is ours, so only a measured scale is the model's.
     measured = [] if router is None or router.applied is None else [("the model's own router loss", router.applied)]
     measured += [(one.name or "the measured router loss", one) for one in routers if isinstance(one, MeasuredScale)]
-    scales, undetermined = list[tuple[str, float, float | None, float]](), list[str]()
+    scales, undetermined = list[tuple[str, float, float | None, float, str]](), list[str]()
     for name, one in measured:
-        reason = f"{name}: {one.sentence}{elsewhere}"
+        reason = f"{name}: {one.sentence}{elsewhere.format(MEASURED_ELSEWHERE)}"
         if one.verdict in ("not_squared", "squared_mean", "unexplained"):
             return ROUTER.decision(None, tolerance, True, reason, action=REPLACE_ROUTER_LOSS)
         if one.negative_layers:
@@ -322,12 +333,15 @@ def router_reduction(
         if one.verdict == "undetermined":
             undetermined.append(reason)
         else:
-            scales.append((name, one.relative, one.coef, max(tolerance, one.limit)))
+            scales.append((name, one.relative, one.coef, max(tolerance, one.limit), MEASURED_ELSEWHERE))
     for table in routers:
         if isinstance(table, RouterScaleTable):
-            scales.append((f"{table.source} (stated)", table.scale(table.source).relative, table.coef, tolerance))
-    variants = [each for one in comparisons if one.router is not None for each in one.router.conventions]
-    scales += [(each.convention, each.s_rel, each.coef, tolerance) for each in variants if each.s_rel is not None]
+            scale = table.scale(table.source).relative
+            scales.append((f"{table.source} (stated)", scale, table.coef, tolerance, STATED_ELSEWHERE))
+    for runs in comparisons:
+        source = "the compared runs" if runs.model is None else f"the compared runs of {runs.model}"
+        variants = () if runs.router is None else runs.router.conventions
+        scales += [(v.convention, v.s_rel, v.coef, tolerance, source) for v in variants if v.s_rel is not None]
     if not scales:
         if undetermined:
             return ROUTER.decision(None, tolerance, None, " ".join(undetermined))
@@ -339,16 +353,15 @@ def router_reduction(
         if routerless:
             return ROUTER.unevaluated("the audited model has no router", needed="one")
         return ROUTER.unevaluated("no router was audited, and none of the compared runs has one")
-    name, scale, coef, limit = max(scales, key=lambda each: abs(each[1] - 1) - each[3])
+    name, scale, coef, limit, source = max(scales, key=lambda each: abs(each[1] - 1) - each[3])
     fired = abs(scale - 1) > limit
     reason = (
         f"s_rel = {scale:.4g} under {name}: {'not ' if fired else ''}the scale of the token-layer mean (± {limit:.2g})."
     )
     matched = None if coef is None or scale == 0 else coef / scale
     effect = Effect("λ_R that gives s_rel = 1", coef, matched, unit="λ", note=f"under {name}")
-    return ROUTER.decision(
-        scale, limit, fired, reason + elsewhere, [effect], action=MATCH_ELSEWHERE if routerless else ""
-    )
+    action = MATCH_ELSEWHERE if routerless else ""
+    return ROUTER.decision(scale, limit, fired, reason + elsewhere.format(source), [effect], action)
 
 
 # Training runs
@@ -438,26 +451,27 @@ def _fp16_margins(audits: Sequence[ImplementationAudit], ratio: float) -> list[_
 def quality_gate(comparisons: Sequence[Comparison], thresholds: Thresholds) -> Decision:
     """The largest rise of CE and PPL over the matched baseline of each comparison, against the stated tolerance."""
     found = [
-        (comparison, verdict)
-        for comparison in (with_tolerance(each, thresholds) for each in comparisons)
-        for verdict in comparison.quality.methods
+        (evaluated, stated, verdict)
+        for comparison in comparisons
+        for evaluated in [evaluated_comparison(comparison, thresholds)]
+        for stated, verdict in zip(comparison.quality.methods, evaluated.quality.methods, strict=True)
     ]
     if not found:
         return QUALITY.unevaluated("the comparison states no PPL difference" if comparisons else NO_COMPARISON)
     # A method without a partner of its seed has neither number nor verdict.
-    compared = [each for each in found if each[1].delta_ppl is not None or each[1].accepted is not None]
+    compared = [each for each in found if each[2].delta_ppl is not None or each[2].accepted is not None]
     if not compared:
         return QUALITY.unevaluated("no method of the comparison shares a seed with the baseline")
-    rejected, effects = list[str](), list[Effect]()
-    shares = list[float]()  # rises of PPL over the baseline's: two comparisons have different baselines
-    for comparison, verdict in compared:
+    accepted, rejected, effects = list[str](), list[str](), list[Effect]()
+    rises = list[float]()  # of PPL, as a share of the baseline's: two comparisons have different baselines
+    for comparison, stated, verdict in compared:
+        if quality_accepted(stated, verdict, comparison.quality.tolerance_ppl):
+            accepted.append(verdict.label)
+        else:
+            rejected.append(_with_reason(verdict))
         base, rise = comparison.baseline_method, verdict.delta_ppl
         ppl = None if base is None else base.mean("ppl")
-        shares.append(-math.inf if rise is None else rise / ppl if ppl else rise)
-        if not quality_accepted(verdict, comparison.quality.tolerance_ppl):
-            part = None if verdict.parts is None else verdict.parts.quality
-            why = verdict.reason if verdict.parts is None else part.reason if part and part.state == "fails" else ""
-            rejected.append(f"{verdict.label} ({why.rstrip('.')})" if why else verdict.label)
+        rises.append(-math.inf if rise is None else rise / ppl if ppl else rise)
         if base is not None and ppl is not None and rise:
             note = f"{base.label} → {verdict.label}"
             effects.append(Effect("PPL", ppl, ppl + rise, note=note))
@@ -466,10 +480,22 @@ def quality_gate(comparisons: Sequence[Comparison], thresholds: Thresholds) -> D
                 for method in comparison.methods
                 if (method.method, method.coef) == (verdict.method, verdict.coef)
             ]
-    comparison, worst = compared[shares.index(max(shares))]
+    comparison, _, worst = compared[rises.index(max(rises))]
     tolerance, rise, parts = comparison.quality.tolerance_ppl, worst.delta_ppl, list[str]()
     if rise is not None:
+        part = None if worst.parts is None else worst.parts.quality
+        nats = None if part is None else part.numbers.get("delta_ce")
+        in_nats = f" ({nats:+.4g} nat)" if isinstance(nats, float) else ""
         held = f" (tolerance {tolerance:.3g} PPL)" if tolerance is not None else ""
-        parts.append(f"the largest PPL change is {rise:+.4g}, {worst.label}{held}")
+        parts.append(f"the largest PPL change is {rise:+.4g}{in_nats}, {worst.label}{held}")
     parts.append(f"rejected: {', '.join(rejected)}" if rejected else "no method is rejected for its quality")
+    if rejected and accepted:
+        parts.append(f"within the tolerance: {', '.join(accepted)}")
     return QUALITY.decision(rise, tolerance, bool(rejected), sentence(*parts), effects)
+
+
+def _with_reason(verdict: Verdict) -> str:
+    part = None if verdict.parts is None else verdict.parts.quality
+    why = part.reason.rstrip(".") if part is not None and part.state == "fails" else ""
+    why = why or ("" if verdict.parts is not None else verdict.reason)
+    return f"{verdict.label} ({why})" if why else verdict.label

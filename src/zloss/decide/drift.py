@@ -274,11 +274,18 @@ def _name(movement: Movement) -> str:
 
 
 def _ce_phrase(change: CeChange) -> str:
-    """What CE did meanwhile."""
+    """What CE did meanwhile.
+
+    >>> _ce_phrase(CeChange(0, 100, 2e-7, 3e-7, still=True)), _ce_phrase(CeChange(0, 100, 2e-5, 3e-7, still=True))
+    ('CE stood still (less than 1e-5 nat)', 'CE stood still (+2e-05 ± 3e-07 nat)')
+    """
     if change.difference is None:
         return "CE was not finite"
     interval = "" if change.half_width is None else f" ± {change.half_width:.2g}"
-    return f"CE {'stood still' if change.still else 'moved'} ({change.difference:+.2g}{interval} nat)"
+    # Below 1e-5 nat a difference is rounding of the forward pass.
+    small = abs(change.difference) < 1e-5 and (change.half_width or 0) < 1e-5
+    size = "less than 1e-5 nat" if small else f"{change.difference:+.2g}{interval} nat"
+    return f"CE {'stood still' if change.still else 'moved'} ({size})"
 
 
 def _finding(movements: Sequence[Movement], *, ce_stood_still: bool) -> str:

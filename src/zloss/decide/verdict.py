@@ -1,8 +1,9 @@
 """The verdict on a compared method: accepted, rejected or inconclusive, from its three parts.
 
 The paper: an intervention is accepted only when the diagnosed coordinate improves and validation quality remains
-acceptable, judged together with the optimizer-facing endpoints. `method_verdict` evaluates the runs of a method;
-`evaluated_comparison` reads a comparison from a file under other thresholds.
+acceptable, judged together with the optimizer-facing endpoints. `method_verdict` evaluates the runs of a method.
+`evaluated_comparison` completes a comparison that was read from a file: one from before the parts were kept, or one that
+is read under other thresholds.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from dataclasses import fields, replace
 from zloss.decide.intervals import block_values, paired_interval
 from zloss.decide.thresholds import Thresholds
 from zloss.decide.verdict_parts import (
+    RUN_AGAIN,
     Pairs,
     all_must_hold,
     judge_effect,
     judge_optimizer,
+    judge_quality,
     judge_ratio,
     quality_part,
 )
@@ -43,6 +46,8 @@ DIAGNOSED = "p_z_999"
 CE, STANDARD, GAIN_AWARE, CENTERED_HEAD = "ce", "standard", "gain-aware", "centered-head"
 LOWER_THE_SHIFT = (CENTERED_HEAD, MU_LOSS, MU_CENTERING)
 """Methods that have to lower |μ|."""
+NOTHING_TO_LOWER = ("ce", OFF)
+"""Names of CE and of the absent router loss."""
 
 
 def method_verdict(
@@ -234,33 +239,75 @@ def with_tolerance(comparison: Comparison, thresholds: Thresholds) -> Comparison
     return replace(comparison, quality=replace(comparison.quality, tolerance_ppl=share * ppl, tolerance=stated))
 
 
-def quality_accepted(verdict: Verdict, tolerance_ppl: float | None) -> bool:
-    """Whether the quality of a method is acceptable.
+def quality_accepted(stated: Verdict, evaluated: Verdict, tolerance_ppl: float | None) -> bool:
+    """Whether the quality of a method is acceptable, from its verdict as a file states it and as it is evaluated.
 
     The quality part if it holds or fails, else the verdict of a file without parts, else whether the mean PPL stays within
     the tolerance.
     """
-    part = None if verdict.parts is None else verdict.parts.quality
+    part = None if evaluated.parts is None else evaluated.parts.quality
     if part is not None and part.state != "open":
         return part.state == "holds"
-    if verdict.parts is None and verdict.accepted is not None:
-        return verdict.accepted
-    return verdict.delta_ppl is not None and tolerance_ppl is not None and verdict.delta_ppl <= tolerance_ppl
+    if stated.reasons is None and stated.accepted is not None:
+        return stated.accepted
+    return stated.delta_ppl is not None and tolerance_ppl is not None and stated.delta_ppl <= tolerance_ppl
 
 
-def evaluated_comparison(comparison: Comparison, thresholds: Thresholds | None) -> Comparison:
-    """The comparison with a tolerance, and with optimizer parts by `thresholds` where these are given.
+def evaluated_comparison(
+    comparison: Comparison, thresholds: Thresholds, *, stated_thresholds: bool = False
+) -> Comparison:
+    """The comparison with a tolerance and a verdict on every method; what it states is kept.
 
-    A file without parts (an older one, or one written by hand) keeps the verdicts that it states.
+    With `stated_thresholds` the optimizer parts are evaluated again. A file without parts (an older one, or one written by
+    hand) has no per-block validation: its quality and coordinate can fail or stay open, and never hold.
     """
-    comparison = with_tolerance(comparison, thresholds or Thresholds())
-    if thresholds is None:
-        return comparison
-    methods, verdicts = {(each.method, each.coef): each for each in comparison.methods}, list[Verdict]()
-    for verdict in comparison.quality.methods:
-        method = methods.get((verdict.method, verdict.coef))
-        if method is not None and verdict.parts is not None:
-            optimizer = judge_optimizer(comparison, method, thresholds)
-            verdict = with_parts(verdict, replace(verdict.parts, optimizer=optimizer))
-        verdicts.append(verdict)
+    comparison, verdicts = with_tolerance(comparison, thresholds), []
+    for stated in comparison.quality.methods:
+        method = next((m for m in comparison.methods if (m.method, m.coef) == (stated.method, stated.coef)), None)
+        if method is None:
+            verdicts.append(stated)
+        elif stated.reasons is None:
+            verdicts.append(_from_file(comparison, method, stated, thresholds))
+        elif stated_thresholds and stated.parts is not None:
+            parts = replace(stated.parts, optimizer=judge_optimizer(comparison, method, thresholds))
+            verdicts.append(with_parts(stated, parts))
+        else:
+            verdicts.append(stated)
     return replace(comparison, quality=replace(comparison.quality, methods=tuple(verdicts)))
+
+
+def _from_file(comparison: Comparison, method: ComparedMethod, stated: Verdict, thresholds: Thresholds) -> Verdict:
+    """`stated` with verdict, reasons and parts from the means and differences in the file."""
+    base = comparison.baseline_method
+    if base is None or method is base:
+        return stated
+    if method.method.split(" + ")[0] in NOTHING_TO_LOWER:
+        coordinate = None
+    elif comparison.router is not None:
+        coordinate = _router_scale(comparison, method, thresholds)
+    elif method.method in LOWER_THE_SHIFT:
+        # p99 |μ| of each in the coordinate that it deploys.
+        before, after = base.mean("mu_abs_99"), method.mean("mu_abs_99")
+        coordinate = _without_interval("|μ|", "p99 |μ|", after / before if before and after is not None else None)
+    else:
+        key = comparison.quality.diagnosed
+        found = None if method.paired is None else method.paired.same_coordinate.of(stated.coordinate).get(key)
+        coordinate = _without_interval(key, key, None if found is None else found.ratio)
+    quality = _quality_from_file(base, method, comparison.quality.tolerance_ppl)
+    return with_parts(stated, VerdictParts(coordinate, quality, judge_optimizer(comparison, method, thresholds)))
+
+
+def _without_interval(quantity: str, symbol: str, ratio: float | None) -> VerdictPart:
+    shown = "" if ratio is None else f"{symbol} × {ratio:.4g} without an interval; "
+    return VerdictPart("open", f"{shown}{RUN_AGAIN}.", {"quantity": quantity, "ratio": ratio})
+
+
+def _quality_from_file(base: ComparedMethod, method: ComparedMethod, tolerance_ppl: float | None) -> VerdictPart:
+    ppl = base.mean("ppl")
+    if ppl is None or ppl <= 0 or tolerance_ppl is None:
+        return VerdictPart("open", "the file has no baseline PPL.")
+    found = None if method.paired is None else method.paired.deployed.get("ce")
+    if found is None:
+        return VerdictPart("open", f"the file has no CE per seed; {RUN_AGAIN}.")
+    interval = paired_interval(found.by_seed, 0.0, 0)
+    return judge_quality(interval, baseline_ppl=ppl, tolerance_ppl=tolerance_ppl)

@@ -36,6 +36,7 @@ EFFECT = math.log(0.99)
 Endpoints = Mapping[str, float | None]
 RATIO, NATS = "ratio", "nats per token"
 """Units of intervals: method / baseline, and method − baseline."""
+RUN_AGAIN = "the runs have no per-block validation: run them again"
 FEW_STEPS_P999 = 1000
 """With fewer steps a p99.9 over steps is little more than the maximum."""
 
@@ -290,7 +291,7 @@ def _quality_reason(interval: PairedInterval, state: State, tolerance: float, nu
     if state == "holds":
         return f"{span}; the smallest tolerance that still holds is {upper} PPL."
     if not interval.groups:
-        return f"{span}; the runs have no per-block validation: run them again."
+        return f"{span}; {RUN_AGAIN}."
     if interval.groups < LEAST_GROUPS:
         return f"{span}; the runs recorded {interval.groups} groups of validation text, but at least {LEAST_GROUPS} are needed."
     return f"{span}; a tolerance of {upper} PPL would hold, or {interval.needed(tolerance)}."

@@ -381,7 +381,7 @@ def _trainer_state(folder: Path) -> dict[str, Any]:
         if type(batch) is int and batch >= 1:
             found["train_batch_size"] = batch
         rate = next(one["learning_rate"] for one in reversed(state["log_history"]) if "learning_rate" in one)
-        unfinished = step >= 1 and not 1 <= (state.get("max_steps") or 0) <= step
+        unfinished = type(step) is int and step >= 1 and not 1 <= (state.get("max_steps") or 0) <= step
         if isinstance(rate, float) and 0 < rate < math.inf and unfinished:
             found |= {"learning_rate": rate, "global_step": step}
     return found

@@ -292,7 +292,7 @@ class _Work:
         runs, tried, stopped, left_out = [baseline], list[Arm](), list[ArmResult](), list[ArmResult]()
         for number, arm in enumerate(arms):
             if number and not self._has_room(plan, [arm], seed, confirming):
-                self.say(f"{arm.label}: left out, {NO_ROOM}")
+                self._say_left_out(plan, arm.label, f"its run and {confirming} of the confirmation", 1 + confirming)
                 left_out.append(ArmResult(arm.method, arm.coef, "left out", arm.stages, NO_ROOM, arm.note))
                 continue
             tried.append(arm)
@@ -353,7 +353,7 @@ class _Work:
             if number and not self._has_room(plan, arms, seed):
                 if extra:
                     break
-                self.say(f"seed {seed}: left out, {NO_ROOM}")
+                self._say_left_out(plan, f"seed {seed}", f"its {len(arms)} runs" if arms[1:] else "its run", len(arms))
                 notes.append(f"the budget had no room for seed {seed}")
                 continue
             if extra:
@@ -453,6 +453,12 @@ class _Work:
             return self.seconds + needed <= plan.budget_seconds
 
         return self.job.from_first(decide)
+
+    def _say_left_out(self, plan: RecommendPlan, what: str, needed: str, runs: int) -> None:
+        """Which part of the plan is dropped: `what`, whose `needed` runs would take too long."""
+        left = rounded_duration(max(0.0, (plan.budget_seconds or 0.0) - self.seconds))
+        takes = rounded_duration(runs * self._run_seconds(plan))
+        self.say(f"{what}: left out, {needed} would take about {takes}, and the budget has {left} left")
 
     def compare_recorded_runs(
         self, runs: Sequence[FinishedRun], seeds: Sequence[int], unfinished: Sequence[str]

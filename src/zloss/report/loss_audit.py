@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from zloss.decide.stages import inside, remedies_for
 from zloss.report.document import (
@@ -19,6 +20,7 @@ from zloss.report.document import (
     Table,
     Text,
     Tone,
+    cell,
     table,
     terms,
 )
@@ -140,14 +142,18 @@ def _curve(got: Identified) -> Document:
     """The measured coefficient of a penalty that is not a square, against log Z."""
     if not got.curve:
         return []
+    title = "Coefficient of p against log Z"
     xs, ys = zip(*got.curve, strict=True)
+    if find_spec("vl_convert") is None:  # a loss audit needs the base install only
+        columns = (Column("log Z (nat)"), Column("coefficient of p"))
+        return [Heading(title, 4), Table(columns, tuple((cell(x), cell(y)) for x, y in got.curve))]
     axes = (
         axis("log Z (nat)", linear_domain(xs)),
         axis("coefficient of p, relative to the weight on CE", linear_domain(ys)),
     )
     caption = "What the loss applies is a function of log Z, but not a square: a square would give a straight line."
     drawn = [lines([curve("measured", xs, ys)], points=30)]
-    return [panel("loss_curve", "Coefficient of p against log Z", axes, (("measured", colour_of(0)),), drawn, caption)]
+    return [panel("loss_curve", title, axes, (("measured", colour_of(0)),), drawn, caption)]
 
 
 def bottom_line(audit: LossAudit) -> tuple[str, Tone]:

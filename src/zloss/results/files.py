@@ -102,11 +102,11 @@ def _load(path: Path) -> list[Result]:
     known = {kind_of(schema): schema for schema in RECORDS}
     for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
         data = _read(file)
-        schema = str(data.get("schema") if isinstance(data, dict) else None)
-        if schema in RECORDS:
-            found.append(Result(file, _record(file, RECORDS[schema], data)))
-        elif kind_of(schema) in known:
-            raise InputError(f"{file} has schema {schema!r}; this version reads {known[kind_of(schema)]}.")
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if str(schema) in RECORDS:
+            found.append(Result(file, _record(file, RECORDS[str(schema)], data)))
+        elif kind_of(str(schema)) in known:
+            raise InputError(f"{file} has schema {schema!r}; this version reads {known[kind_of(str(schema))]}.")
         elif file == path:
             raise InputError(
                 f"{path} is not a zloss result: its schema is {schema!r}, expected one of {', '.join(RECORDS)}."

@@ -240,9 +240,10 @@ def of_models(models: Sequence[str], check: Check, *, exact: bool = False, **key
         if absent:
             where = f" on {', '.join(map(str, key.values()))}" if key else ""
             raise Missing(f"not measured: {', '.join(absent)}{where}")
-        if exact and lines[0].deviations:
-            why = "; ".join(lines[0].deviations)
-            raise Missing(f"a number of the paper's setting, from which {lines[0].name()} deviates: {why}")
+        deviating = next((line for line in lines if line.deviations), None)
+        if exact and deviating is not None:
+            why, name = "; ".join(deviating.deviations), deviating.name(without="head")
+            raise Missing(f"a number of the paper's setting, from which {name} deviates: {why}")
         return check(Table(lines))
 
     return tests

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,41 @@ def small(**changes: Any) -> TrainingTableConfig:
     """CE and Standard at the smoke scale, one seed."""
     config = TABLE.configure("smoke", Overrides())
     return replace(config, train=replace(config.train, **changes), arms=(Arm(CE), Arm(STANDARD, 1e-4)), seeds=(1,))
+
+
+class StopsAfter:
+    """A progress display during which somebody presses Ctrl-C after some steps of a run."""
+
+    def __init__(self, run: str, steps: int) -> None:
+        self.run, self.left = run, steps
+
+    @contextmanager
+    def step(self, name: str, total: int | None, unit: str = "tokens") -> Iterator[StopsAfter]:
+        self.counting = name == self.run
+        yield self
+
+    def advance(self, amount: int) -> None:
+        if self.counting:
+            self.left -= 1
+            if self.left == 0:
+                signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupted_run_goes_on_and_gives_the_same_numbers(bench: Workbench, tmp_path: Path) -> None:
+    config = small(steps=9)
+    with pytest.raises(KeyboardInterrupt):
+        matched_runs(config, Workbench(tmp_path, progress=StopsAfter("standard-0.0001-s1", 5)))
+    finished = list(tmp_path.glob("runs/*/metrics.json"))
+    assert len(finished) == 1
+    again = Workbench(tmp_path)
+    resumed = matched_runs(config, again)
+    assert again.runs_trained == 1
+    whole = matched_runs(config, bench)
+    for arm in config.arms:
+        assert resumed[arm][0].metrics == whole[arm][0].metrics
+        assert [step.loss for step in read_steps(resumed[arm][0].folder)] == [
+            step.loss for step in read_steps(whole[arm][0].folder)
+        ]
 
 
 def test_a_diverged_run_is_a_line_with_reasons(bench: Workbench) -> None:
