@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from zloss import errors, objectives
 from zloss.objectives import token_loss
 from zloss.statistics import TokenStats
 
+ROOT = Path(__file__).parents[1]
 OBJECTIVES = (zloss.CrossEntropy(), zloss.StandardZLoss(0.7), zloss.CenteredZLoss(0.7), zloss.FactorizedZLoss(0.5, 0.9))
 
 
@@ -158,3 +160,18 @@ def test_only_coefficients_are_set_and_only_those_that_are_on() -> None:
     assert zloss.CrossEntropy().with_coef(0.0) == zloss.CrossEntropy()
     with pytest.raises(errors.CoefficientError, match=r'WithoutCoefficient has no coefficient.* ends in "coef"'):
         WithoutCoefficient().with_coef(0.0)
+
+
+def test_every_public_objective_is_registered_and_in_the_help() -> None:
+    exported = [getattr(zloss, name) for name in zloss.__all__]
+    public = {
+        one.name
+        for one in exported
+        if isinstance(one, type) and issubclass(one, zloss.Objective) and one is not zloss.Objective
+    }
+    assert public <= set(objectives.objective_names()), "give it an entry in _FACTORIES of objectives.py"
+    text = (ROOT / "docs/reference/commands.md").read_text(encoding="utf-8")
+    (line,) = [line for line in text.splitlines() if "ce, centered-head, standard" in line]
+    assert not [name for name in public if name not in line], (
+        "name it in the help of --methods (cli/train.py), then `make pages`"
+    )

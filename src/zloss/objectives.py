@@ -18,7 +18,7 @@ nothing about kernels; a backend turns coefficients into gradients and knows not
 Cross-entropy itself contributes a = 1 and b = 1 (with label smoothing ε: b = 1 − ε, g = ε), so in total a is 1 plus its column.
 
 A coefficient is a number, a 0-d tensor (a compiled loss reads its value at every call, so changing it in place recompiles
-nothing), or a function of the optimizer step, which `Objective.at` turns into a number: a loss itself knows no steps. The
+nothing), or a function of the optimizer step, which `Objective.at` turns into a number: a loss does not know the step. The
 first step is 1. The fields that hold coefficients have names that end in "coef".
 
 Axes: T tokens, V vocabulary.
@@ -118,7 +118,10 @@ class Objective(ABC):
 
     @abstractmethod
     def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
-        """The penalty of every token and the coefficients (a, g) of its source, from the statistics."""
+        """The penalty of every token and the coefficients (a, g) of its source, from the statistics.
+
+        This `a` is without the 1 of CE, which `TokenLoss.weighted` adds.
+        """
 
 
 Part = Literal["z", "total"]
@@ -136,8 +139,9 @@ class TokenLoss:
     label_smoothing: float
 
     def weighted(self, weight: Tensor, valid: Tensor | None, exp_sum: Tensor, part: Part = "total") -> Coefficients:
-        """The coefficients of Σ_t weight_t·ℓ_t, 0 at ignored tokens; `a` is that of E = exp(z − m) = S·p.
+        """The coefficients of Σ_t weight_t·ℓ_t, 0 at ignored tokens.
 
+        The `a` returned multiplies E = exp(z − m) = S·p, not p: it is w·(1 + penalty.a)/S (without the 1 for part="z").
         `valid`: which tokens count; None if all do.
         """
         a, g = (None, None) if self.penalty is None else (self.penalty.a, self.penalty.g)
@@ -152,7 +156,7 @@ class TokenLoss:
             g = weight * epsilon if g is None else weight * (g + epsilon)
         elif g is not None:
             g = weight * g
-        if valid is not None:  # `where` and not a product: what an ignored token computed may be infinite
+        if valid is not None:  # `where` and not a product: the values at an ignored token may be infinite
             a = torch.where(valid, a, 0)
             b, g = (None if value is None else torch.where(valid, value, 0) for value in (b, g))
         return Coefficients(a, b, g)

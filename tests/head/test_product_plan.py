@@ -31,7 +31,7 @@ def cuda_plan(
 
 
 def wide_factors(plan: ProductPlan) -> list[torch.dtype | None]:
-    """Of h Wᵀ, E W and Eᵀ(s∘h), as the plan has them."""
+    """Of h Wᵀ, E W and Eᵀ(x∘h), as the plan has them."""
     return [plan.operand, plan.factor, plan.factor] if plan.takes_16_bit else [plan.compute] * 3
 
 
@@ -104,7 +104,7 @@ def test_the_code_issues_what_the_plan_says(version: Version, dtype: torch.dtype
     plan = cuda_plan("operand", dtype, version, **known)
     products = issued(plan, dtype, rounding)
     assert {product.operand for product in products} == {narrow, torch.float16}
-    # V is the last axis of h Wᵀ, the inner one of E W and the first of Eᵀ(s∘h).
+    # V is the last axis of h Wᵀ, the inner one of E W and the first of Eᵀ(x∘h).
     for axis, factor in zip((2, 1, 0), wide_factors(plan), strict=True):
         same = [product for product in products if product.shape[axis] == VOCAB and WIDTH in product.shape]
         assert [product.operand for product in same] == [factor] * 2, axis  # two chunks

@@ -1,6 +1,6 @@
 """16-bit products: the errors they may have against fp64 of the same inputs, and that Z of confident tokens survives.
 
-On the CPU the products of "operand" are emulated: E and s∘h are rounded as on a GPU, then multiplied in fp32.
+On the CPU the products of "operand" are emulated: E and x∘h are rounded as on a GPU, then multiplied in fp32.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _operand(*args: object) -> tuple[zloss.HeadLossOutput, Tensor, Tensor]:
 
 
 def test_the_check_fails_when_the_residue_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the residue of s∘h the difference that λ makes to a confident token is rounded away."""
+    """Without the residue of x∘h the difference that λ makes to a confident token is rounded away."""
     monkeypatch.setattr(products, "_entries", lambda e, index, scale: torch.zeros(len(index), 1))
     problem = confident()
     dh, dw = (

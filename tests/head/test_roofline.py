@@ -17,7 +17,7 @@ BF16 = torch.bfloat16
 WIDE = {
     # every operation that reads or writes a V-wide matrix
     "aten.mm.dtype_out": "h Wᵀ",
-    "aten.addmm.dtype_out": "E W, Eᵀ(s∘h)",
+    "aten.addmm.dtype_out": "E W, Eᵀ(x∘h)",
     "zloss.row_sums.default": "row statistics",
     "zloss.narrow_exp_.default": "E in 16 bits",
     "aten.sum.dim_IntList": "w̄",
@@ -43,7 +43,7 @@ def test_the_loss_issues_these_v_wide_operations_and_no_other(roofline: ModuleTy
     assert trace.wide == set(WIDE)
     products = [operation.shape for operation in trace.operations if operation.flops]
     chunks = [shape for shape in products if shape[2] == vocab]
-    for axis in (2, 1, 0):  # h Wᵀ, E W, Eᵀ(s∘h): one each per chunk
+    for axis in (2, 1, 0):  # h Wᵀ, E W, Eᵀ(x∘h): one each per chunk
         assert len([shape for shape in products if shape[axis] == vocab]) == len(chunks)
     assert len([shape for shape in products if vocab in shape]) == 3 * len(chunks)
     for name in ("zloss.row_sums.default", "zloss.narrow_exp_.default"):

@@ -66,7 +66,8 @@ def test_every_column_equals_its_straight_definition(
     checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks, whole: Columns
 ) -> None:
     truth = straight_columns(checkpoint, blocks, measurement.coef)
-    assert set(whole) == set(truth) == {*INTEGERS, *FLOATS}
+    assert set(truth) == {*INTEGERS, *FLOATS}, "define the column in `straight_columns`, from the logits"
+    assert set(whole) == set(truth)
     assert all(whole[name].dtype == np.int32 for name in INTEGERS)
     for name, want in truth.items():
         assert whole[name].tolist() == pytest.approx(want.tolist(), rel=1e-9, abs=1e-12), name

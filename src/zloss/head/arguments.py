@@ -61,7 +61,7 @@ class Targets:
     """w_t / N, 0 at ignored tokens."""
     reduction: Reduction
     denominator: Tensor
-    """N, by which both parts of the loss are divided (1 for "sum" and "none")."""
+    """N, by which both parts of the loss are divided (1 for "sum" and "none"); 0 if no token counts: then both parts are 0."""
     denominator_name: DenominatorName
     shape: torch.Size
     """The shape of `target` as the caller passed it."""
@@ -87,7 +87,7 @@ class LossProblem:
     shard: VocabularyShard
     """The rows of the vocabulary on this process: all of them, or a rank's part."""
     dtype: torch.dtype
-    """In which everything is computed: fp64 for fp64 inputs, else fp32."""
+    """Compute dtype: fp64 for fp64 inputs, else fp32."""
     plan: StatisticsPlan
     products: ProductPlan
     options: HeadOptions
@@ -405,9 +405,10 @@ def prepare_targets(
     """Targets and token weights, checked against the leading shape and the vocabulary.
 
     w_t / N with N = Σ w_t over valid tokens for "mean", or the explicit global `normalizer`; 1 for "sum" and "none".
-    If N = 0 (all tokens ignored, or weights that sum to 0) every weight is 0, so nothing is divided by 0. What an ignored token
-    computed stays out of the loss (`Targets.weighted`) and of the coefficients (`TokenLoss.weighted`); its nonfinite values
-    are replaced in the hidden states (`prepare_head`) and in E (`TorchRows.statistics`). The head itself has to be finite.
+    If N = 0 (all tokens ignored, weights that sum to 0, or a normalizer of 0) every weight is 0 instead of 0/0: the loss is
+    0 and all gradients are zeros. Values computed at an ignored token stay out of the loss (`Targets.weighted`) and of the
+    coefficients (`TokenLoss.weighted`); nonfinite ones are replaced by 0 in the hidden states (`prepare_head`) and in E
+    (`TorchRows.statistics`). The head itself has to be finite.
     """
     if target.is_floating_point() and target.dim() == len(leading) + 1:
         raise DtypeError(

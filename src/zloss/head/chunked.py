@@ -1,7 +1,8 @@
 """The chunked losses: one [chunk, V] buffer, every objective at the cost of cross-entropy, on any device.
 
 Per chunk of C tokens: logits → row sums and E = exp(z − m) → statistics → the objective's coefficients (a, b, g) →
-gradients. From hidden states that takes three matrix products, h Wᵀ, E W (for dh and the gain) and Eᵀ(w·a/S∘h) (for dW):
+gradients. From hidden states that takes three matrix products, h Wᵀ, E W (for dh and the gain) and Eᵀ(x∘h) with
+x = w·a/S (for dW):
 
     dh_t = w_t (a_t · Wᵀp_t − b_t · W[y_t] − g_t · w̄)
     dW   = Σ_t w_t (a_t p_t − b_t onehot(y_t)) u_tᵀ − (1/V) 1 (Σ_t w_t g_t u_t)ᵀ
@@ -96,7 +97,8 @@ class ChunkedRun:
 
 
 def _with_own_coefficients(problem: LossProblem) -> LossProblem:
-    """The problem with copies of tensor coefficients: a backward pass that recomputes must find the values of the forward."""
+    """The problem with copies of tensor coefficients: a backward pass that
+    recomputes must see the values that the forward pass used."""
     objective = problem.options.objective
     own = {name: coef.clone() for name, coef in objective.coefficients().items() if isinstance(coef, Tensor)}
     if not own:
@@ -125,7 +127,7 @@ def _traced_loss(problem: HeadProblem | LogitsProblem, work: RowWork | None) -> 
 
 @torch.library.custom_op("zloss::with_gradient", mutates_args=())
 def with_gradient(value: Tensor, operand: Tensor, grad: Tensor) -> Tensor:
-    """`value`, one number or one per token, as a function of `operand` too, whose gradient is known already."""
+    """`value`, one number or one per token, made differentiable in `operand`, with a gradient that is already known."""
     return value.clone()
 
 
@@ -449,7 +451,7 @@ def chunks(
         rows = row_statistics(chunk_BCV, chunk_narrow_CV if work.plan.narrow else None, index_C, needs)
         sums, share = join_row_sums(shard, rows.sums, has_target_C, argmax=plan.predicted)
 
-        # Product 2, E W = S·Wᵀp: for the gain and for dh. Product 3, Eᵀ(s∘h), is that of dW (`HeadGradients`).
+        # Product 2, E W = S·Wᵀp: for the gain and for dh. Product 3, Eᵀ(x∘h), is that of dW (`HeadGradients`).
         projected_CD = target_rows_CD = None
         if head is not None and (back_projection or plan.gain):
             e_CV = rows.e_CV if hidden_CD is not None else product_exp(rows.e_CV, products, chunk_narrow_CV)
@@ -481,7 +483,7 @@ def chunks(
         )
         if hidden_CD is None:
             check_mean(sums.mean_logit_C, valid_C, options)
-        # Under softcap the mean is not a coordinate and stays out of the record, but label smoothing uses it.
+        # Under softcap the mean logit is not a valid coordinate and is not reported, but label smoothing uses it.
         smoothed = replace(stats, mu=sums.mean_logit_C) if problem.through_source else stats
         yield Chunk(
             tokens=tokens,

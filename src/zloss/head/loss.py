@@ -52,7 +52,7 @@ class HeadLossOutput:
     """The Z part, detached."""
     stats: TokenStats
     denominator: Tensor
-    """N, by which both parts were divided (1 for "sum" and "none")."""
+    """N, by which both parts were divided (1 for "sum" and "none"); 0 if no token counts: then both parts are 0."""
     denominator_name: DenominatorName
     """What N counts."""
 
@@ -74,10 +74,11 @@ def head_loss(
     """Σ_t w_t (CE_t + aux_t) / N for z = logit_scale·(W u + b), without keeping the logits.
 
     `hidden` [..., D], `weight` [V, D], `target` [...]. w is `token_weight`, 1 without it; N is Σ w over valid tokens, or
-    the global `normalizer` (`zloss.global_normalizer`). `options` are the fields of `HeadOptions` (`head/options.py`), among
-    them `reduction` ("mean", "sum", or "none" for w_t·ℓ_t in the shape of `target`), `valid_vocab` (rows of the head from
-    there on are padding: outside log Z, μ and w̄), `statistics` ("light" skips what the loss itself does not need) and
-    `products` (in which dtype the matrix products run).
+    the global `normalizer` (`zloss.global_normalizer`). A batch without valid tokens has loss 0 and zero gradients.
+    `options` are the fields of `HeadOptions` (`head/options.py`), among them `reduction` ("mean", "sum", or "none" for
+    w_t·ℓ_t in the shape of `target`), `valid_vocab` (rows of the head from there on are padding: outside log Z, μ and
+    w̄), `statistics` ("light" skips what the loss itself does not need) and `products` (in which dtype the matrix
+    products run).
 
     If `weight_grad_buffer` (fp32 [V, D], e.g. Megatron's `main_grad`) is given, dW is accumulated into it. For a
     vocabulary-parallel head pass a DTensor with Shard(0), or the local rows and `group=`; every rank returns
@@ -279,12 +280,12 @@ def outside_compile(function: Callable[P, R], unless: Callable[P, bool] | None =
 
 
 def _is_traceable(*tensors: Tensor | None) -> bool:
-    """Whether a compiler may trace a loss of these tensors: DTensors compare what their ranks hold."""
+    """Whether a compiler may trace a loss of these tensors: with DTensors, ranks compare their arguments."""
     return not any(is_dtensor(tensor) for tensor in tensors)
 
 
-# Two cases cannot be traced: a buffer for dW, which is written in forward, and ranks, which compare their arguments. Of
-# hidden states, per-token losses keep the logits [T, V] in a compiled graph; in Triton they break it instead, because the
+# Two cases cannot be traced: a buffer for dW, which is written in forward, and ranks, which compare their arguments. Per-token
+# losses from hidden states keep the logits [T, V] in a compiled graph; in Triton they break it instead, because the
 # backward pass that recomputes the chunks cannot be traced.
 _head_loss = outside_compile(
     _compute_head_loss,

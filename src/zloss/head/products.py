@@ -39,11 +39,11 @@ Kind = Literal["operand", "fp32"]
 Version = tuple[int, int]
 
 _OUT_DTYPE: Version = (2, 8)
-"""From here on torch.mm and torch.addmm take `out_dtype` on CUDA (pytorch/pytorch#150812)."""
+"""Since this version torch.mm and torch.addmm take `out_dtype` on CUDA (pytorch/pytorch#150812)."""
 _OUT_DTYPE_ON_ROCM: Version = (2, 10)
-"""From here on ROCm writes the fp32 result too (pytorch/pytorch#162600)."""
+"""Since this version ROCm writes the fp32 result too (pytorch/pytorch#162600)."""
 _FP32_ACCUMULATOR: Version = (2, 10)
-"""From here on addmm(fp32, 16-bit, 16-bit, out_dtype=fp32) takes an fp32 accumulator (pytorch/pytorch#167931)."""
+"""Since this version addmm(fp32, 16-bit, 16-bit, out_dtype=fp32) takes an fp32 accumulator (pytorch/pytorch#167931)."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ProductPlan:
 
     kind: Kind
     device_type: str
-    """For which the plan was made; a trace on the meta device follows the plan of a GPU."""
+    """The device that the plan was made for; a trace on the meta device follows the plan of a GPU."""
     compute: torch.dtype
     """Dtype of logits, results and accumulators: fp32, or fp64 for fp64 operands."""
     operand: torch.dtype | None
@@ -64,12 +64,12 @@ class ProductPlan:
 
     @property
     def narrow(self) -> bool:
-        """Whether E and s∘h are rounded to fp16 for their products."""
+        """Whether E and x∘h are rounded to fp16 for their products."""
         return self.kind == "operand"
 
     @property
     def factor(self) -> torch.dtype:
-        """Dtype in which E, s∘h and the W of E W are stored for their products."""
+        """Dtype in which E, x∘h and the W of E W are stored for their products."""
         return torch.float16 if self.narrow else self.compute
 
     @property
@@ -166,7 +166,7 @@ class HeadProducts:
             largest = torch.linalg.vector_norm(self._weight_VD, torch.inf, dtype=dtype)
             self._unit = _power_of_two(largest, _COPY_EXPONENT)
         self._copy_VD: Tensor | None = None
-        """That copy, once it was needed. A plain attribute: torch.compile does not enter the lock of a cached_property."""
+        """That copy, made on first use. A plain attribute: torch.compile does not enter the lock of a cached_property."""
 
     def logits_(self, hidden_CD: Tensor, out_CV: Tensor) -> None:
         """out = h Wᵀ, for h in compute precision, or in 16 bits where the device takes that."""
@@ -294,8 +294,8 @@ add_product_.register_fake(lambda *_: None)
 
 
 _FACTOR_EXPONENT = 4
-"""max |w∘h| is scaled to 2⁴ in fp16. Above are 12 binary orders: dW of a token with a/S > 4096 is infinite. Below are 18
-for 1/S and for small entries of h, and 10 in which they lose a digit each."""
+"""max |w∘h| is scaled to 2⁴ in fp16. That leaves 12 powers of two above: dW of a token with a/S > 4096 is infinite. Below are
+18 at full precision, for 1/S and for small entries of h, and 10 that lose one bit each."""
 _BIAS_PARTS = 3
 """Parts of x in the product for db: a vector is cheap enough to be kept exact."""
 _BIAS_COLUMNS = 8
@@ -303,49 +303,52 @@ _BIAS_COLUMNS = 8
 
 
 class HeadGradients:
-    """The wanted ones of dh, dW and db of Σ_t weight_t·ℓ_t, summed over chunks in compute precision.
+    """Whichever of dh, dW and db are wanted, of Σ_t weight_t·ℓ_t, summed over chunks in compute precision.
 
-        dh_t = a_t E_t W − b_t W[y_t] − g_t w̄
-        dW   = Σ_t (a_t E_t − b_t onehot(y_t)) u_tᵀ − (1/V) 1 (Σ_t g_t u_t)ᵀ,    db likewise with 1 for u_t
+        dh_t = s (x_t E_t W − b_t W[y_t] − g_t w̄)
+        dW   = Σ_t (x_t E_t − b_t onehot(y_t)) (s u_t)ᵀ − (1/V) 1 (Σ_t g_t s u_t)ᵀ,    db likewise with 1 for u_t
 
-    (a, b, g) are those of `TokenLoss.weighted`: b and g times w, and a times w/S, because it multiplies E = S·p. u carries
-    the logit scale. In 16 bits the product for dW takes round(a∘h). That loses much of what distinguishes a from 1: a Z-loss of
-    λ = 1e-4 changes a by 2e-3, which is four times the largest rounding error of fp16. So on the rows of the target and of the
-    largest logit, where E is of the size of 1, the residue E·(a∘h − round(a∘h)) is added back in compute precision. On all
-    other rows E is small and the roundings of many tokens average out.
+    s is the logit scale, which the chunk's hidden states already carry. x, b and g are the a, b and g of `TokenLoss.weighted`:
+    x = w·a/S, because it multiplies E = S·p; b and g include w. The Z-loss has no separate term: on the row of the target
+    x·E_y − b = w(a·p_y − 1), which tends to w(a − 1) for a confident token.
+
+    In 16 bits the product for dW takes round(x∘h), which loses much of what distinguishes a from 1: a Z-loss of λ = 1e-4 changes
+    a by 2e-3, four times the largest rounding error of fp16. So on the rows of the target and of the largest logit, where E is
+    of order 1, the residue E·(x∘h − round(x∘h)) is added back in compute precision. On all other rows E is small and the
+    rounding errors of many tokens average out.
     """
 
     def __init__(self, problem: HeadProblem, head: HeadProducts, wanted: tuple[bool, ...], weight_T: Tensor) -> None:
         self._problem, self._head, self._plan, self._weight_T = problem, head, problem.products, weight_T
         self._wants_hidden, wants_weight, wants_bias = wanted
-        self._unit: Tensor | None = None
+        self._factor_unit: Tensor | None = None
         self._bias_unit: Tensor | None = None
-        """Powers of two by which s∘h and s are multiplied in fp16, one for all chunks: fp16 has a narrow range and s∘h is
+        """Powers of two by which x∘h and x are multiplied in fp16, one for all chunks: fp16 has a narrow range and x∘h is
         small, because w is 1/tokens and S up to V."""
         if self._plan.narrow and weight_T.numel():
             largest_w = weight_T.detach().abs().amax()
             largest_h = problem.hidden_TD.detach().abs().amax().float() * abs(problem.options.logit_scale)
-            self._unit = _power_of_two(largest_w * largest_h, _FACTOR_EXPONENT)
+            self._factor_unit = _power_of_two(largest_w * largest_h, _FACTOR_EXPONENT)
             self._bias_unit = _power_of_two(largest_w, _FACTOR_EXPONENT)
         shape_VD, dtype, device = problem.weight_VD.shape, problem.dtype, problem.hidden_TD.device
-        self._hidden_TD: Tensor | None = None
-        """dh; a single chunk leaves its own, otherwise it is allocated with the first."""
-        self._bias_V = torch.zeros(shape_VD[0], dtype=dtype, device=device) if wants_bias else None
-        self._weight_VD: Tensor | None = None
-        self._empty = problem.weight_grad_buffer is None
-        """Whether nothing was added to dW yet; memory of our own starts uninitialised."""
+        self._dhidden_TD: Tensor | None = None
+        """dh; with one chunk, that chunk's own; otherwise allocated at the first chunk."""
+        self._dbias_V = torch.zeros(shape_VD[0], dtype=dtype, device=device) if wants_bias else None
+        self._dweight_VD: Tensor | None = None
+        self._dweight_unset = problem.weight_grad_buffer is None
+        """Whether nothing has been added to dW yet; memory that we allocate is uninitialised."""
         if wants_weight:
-            self._weight_VD = problem.weight_grad_buffer
-            if self._weight_VD is None:
-                self._weight_VD = torch.empty(shape_VD, dtype=dtype, device=device)
-            elif self._unit is not None:
-                self._weight_VD[: problem.vocab].mul_(self._unit)
+            self._dweight_VD = problem.weight_grad_buffer
+            if self._dweight_VD is None:
+                self._dweight_VD = torch.empty(shape_VD, dtype=dtype, device=device)
+            elif self._factor_unit is not None:
+                self._dweight_VD[: problem.vocab].mul_(self._factor_unit)
         self._uniform_D: Tensor | None = None
         """Σ_t g_t u_t."""
         self._uniform: Tensor | None = None
         """Σ_t g_t."""
         self._pending: list[Any] = []
-        """The sums of dh over ranks that are under way."""
+        """Pending all-reduces of dh."""
 
     def add(self, chunk: Chunk) -> None:
         """Add the gradients of a chunk; its E W is consumed."""
@@ -359,17 +362,17 @@ class HeadGradients:
         assert local.b is not None
         if self._wants_hidden:
             self._add_hidden(chunk, whole, local)
-        if self._weight_VD is not None:
+        if self._dweight_VD is not None:
             if self._problem.vocab:
-                self._add_weight(chunk, chunk.hidden_CD, local.a, local.b, self._weight_VD[: self._problem.vocab])
-            self._empty = False
+                self._add_weight(chunk, chunk.hidden_CD, local.a, local.b, self._dweight_VD[: self._problem.vocab])
+            self._dweight_unset = False
             if local.g is not None:
                 uniform_D = local.g @ chunk.hidden_CD
                 self._uniform_D = uniform_D if self._uniform_D is None else self._uniform_D + uniform_D
-        if self._bias_V is not None:
+        if self._dbias_V is not None:
             if self._problem.vocab:
-                self._add_bias(chunk, local.a, self._bias_V[: self._problem.vocab])
-                self._bias_V.index_add_(0, chunk.index_C, local.b, alpha=-1)
+                self._add_bias(chunk, local.a, self._dbias_V[: self._problem.vocab])
+                self._dbias_V.index_add_(0, chunk.index_C, local.b, alpha=-1)
             if local.g is not None:
                 uniform = local.g.sum()
                 self._uniform = uniform if self._uniform is None else self._uniform + uniform
@@ -379,12 +382,12 @@ class HeadGradients:
         inside = slice(self._problem.vocab)
         if self._wants_hidden:
             self._place_hidden(chunk.tokens, self._head.back_project(source_CV), partial=not self._problem.shard.whole)
-        if self._weight_VD is not None:
+        if self._dweight_VD is not None:
             assert chunk.hidden_CD is not None
-            self._head.add_outer_(self._weight_VD[inside], source_CV, chunk.hidden_CD, first=self._empty)
-            self._empty = False
-        if self._bias_V is not None:
-            self._bias_V[inside] += source_CV.sum(dim=0)
+            self._head.add_outer_(self._dweight_VD[inside], source_CV, chunk.hidden_CD, first=self._dweight_unset)
+            self._dweight_unset = False
+        if self._dbias_V is not None:
+            self._dbias_V[inside] += source_CV.sum(dim=0)
 
     def _add_hidden(self, chunk: Chunk, whole: Coefficients, local: Coefficients) -> None:
         """a·E W − b·W[y] − g·w̄, with the coefficients of the whole vocabulary, or of the local rows if E W is theirs."""
@@ -407,45 +410,49 @@ class HeadGradients:
     def _place_hidden(self, tokens: slice, grad_CD: Tensor, *, partial: bool) -> None:
         """Write dh of a chunk to its tokens; `partial` is a term of it, to be summed over ranks."""
         if grad_CD.shape == self._problem.hidden_TD.shape:
-            self._hidden_TD = grad_CD
+            self._dhidden_TD = grad_CD
         else:
-            self._hidden_TD = self._empty_hidden() if self._hidden_TD is None else self._hidden_TD
-            self._hidden_TD[tokens] = grad_CD
+            self._dhidden_TD = self._empty_hidden() if self._dhidden_TD is None else self._dhidden_TD
+            self._dhidden_TD[tokens] = grad_CD
         if partial:  # the sum runs in parallel with the products of this chunk's dW and of the next chunk
-            self._pending.append(self._problem.shard.start_sum_(self._hidden_TD[tokens]))
+            self._pending.append(self._problem.shard.start_sum_(self._dhidden_TD[tokens]))
 
     def _empty_hidden(self) -> Tensor:
         return torch.empty_like(
             self._problem.hidden_TD, dtype=self._problem.dtype, memory_format=torch.contiguous_format
         )
 
-    def _add_weight(self, chunk: Chunk, hidden_CD: Tensor, a_C: Tensor, b_C: Tensor, total_VD: Tensor) -> None:
-        """Eᵀ(a∘h) − onehotᵀ(b∘h). The weights of the tokens multiply h and not E, which is V wide."""
+    def _add_weight(self, chunk: Chunk, hidden_CD: Tensor, x_C: Tensor, b_C: Tensor, total_VD: Tensor) -> None:
+        """Add Eᵀ(x∘h) − onehotᵀ(b∘h) to dW; x = w·a/S multiplies h, because E is V wide.
+
+        The Z gradient of a confident token is what this difference leaves on the row of the target.
+        """
         e_CV, max_index_C, index_C = chunk.rows.e_CV, chunk.rows.sums.max_index_C, chunk.index_C
-        hidden_CD = hidden_CD if self._unit is None else hidden_CD * self._unit
-        weighted_CD = hidden_CD * a_C.unsqueeze(1)
+        hidden_CD = hidden_CD if self._factor_unit is None else hidden_CD * self._factor_unit
+        weighted_CD = hidden_CD * x_C.unsqueeze(1)
         picked_CD = hidden_CD * b_C.unsqueeze(1)
         if not self._plan.narrow:
-            self._head.add_outer_(total_VD, e_CV, weighted_CD, first=self._empty)
+            self._head.add_outer_(total_VD, e_CV, weighted_CD, first=self._dweight_unset)
         else:
             assert max_index_C is not None
             factor_CD = weighted_CD.to(self._plan.factor)
-            self._head.add_outer_(total_VD, e_CV, factor_CD, first=self._empty)
+            self._head.add_outer_(total_VD, e_CV, factor_CD, first=self._dweight_unset)
             residue_CD = weighted_CD.sub_(factor_CD)
+            # Subtracted below with the opposite sign, so E_y·residue is added to the row of the target.
             picked_CD.addcmul_(residue_CD, _entries(e_CV, index_C, self._plan.exp_scale), value=-1)
             elsewhere_C1 = (max_index_C != index_C).unsqueeze(1)
             residue_CD.mul_(_entries(e_CV, max_index_C, self._plan.exp_scale) * elsewhere_C1)
             total_VD.index_add_(0, max_index_C, residue_CD)
         total_VD.index_add_(0, index_C, picked_CD, alpha=-1)
 
-    def _add_bias(self, chunk: Chunk, a_C: Tensor, total_V: Tensor) -> None:
-        """Eᵀa; in 16 bits a is divided into parts, each a column of the factor."""
+    def _add_bias(self, chunk: Chunk, x_C: Tensor, total_V: Tensor) -> None:
+        """Eᵀx; in 16 bits x is divided into parts, each a column of the factor."""
         e_CV, unit = chunk.rows.e_CV, self._bias_unit
         if unit is None:
-            total_V.addmv_(e_CV.t(), a_C)
+            total_V.addmv_(e_CV.t(), x_C)
             return
-        factor_CX = torch.zeros((a_C.shape[0], _BIAS_COLUMNS), dtype=self._plan.factor, device=a_C.device)
-        rest_C = a_C * unit
+        factor_CX = torch.zeros((x_C.shape[0], _BIAS_COLUMNS), dtype=self._plan.factor, device=x_C.device)
+        rest_C = x_C * unit
         for column in range(_BIAS_PARTS):
             factor_CX[:, column] = rest_C
             rest_C = rest_C - factor_CX[:, column]
@@ -458,28 +465,28 @@ class HeadGradients:
         for handle in self._pending:
             handle.wait()
         scale, shard = self._problem.options.logit_scale, self._problem.shard
-        if self._bias_V is not None:
+        if self._dbias_V is not None:
             if self._uniform is not None:
-                self._bias_V[: shard.rows].sub_(self._uniform / shard.total)
-            self._bias_V.mul_(scale)
-        if self._wants_hidden and self._hidden_TD is None:
-            self._hidden_TD = self._empty_hidden()  # there is no token
-        if self._hidden_TD is not None and scale != 1:
-            self._hidden_TD.mul_(scale)
-        return self._hidden_TD, self._finished_weight(), self._bias_V
+                self._dbias_V[: shard.rows].sub_(self._uniform / shard.total)
+            self._dbias_V.mul_(scale)
+        if self._wants_hidden and self._dhidden_TD is None:
+            self._dhidden_TD = self._empty_hidden()  # no tokens
+        if self._dhidden_TD is not None and scale != 1:
+            self._dhidden_TD.mul_(scale)
+        return self._dhidden_TD, self._finished_weight(), self._dbias_V
 
     def _finished_weight(self) -> Tensor | None:
-        """dW less its part along 1/V. Where that takes a last pass, a bf16 dW is rounded in it: it would be rounded next."""
-        if self._weight_VD is None:
+        """dW less its part along 1/V. If that takes a final pass, dW of a bf16 head is rounded to bf16 in it."""
+        if self._dweight_VD is None:
             return None
-        if self._empty:
-            self._weight_VD.zero_()
-        problem, unit, out_VD = self._problem, self._unit, self._weight_VD
+        if self._dweight_unset:
+            self._dweight_VD.zero_()
+        problem, unit, out_VD = self._problem, self._factor_unit, self._dweight_VD
         buffer, vocab = problem.weight_grad_buffer, problem.vocab
         if self._uniform_D is not None or unit is not None:
             if buffer is None and problem.weight_VD.dtype == torch.bfloat16:
-                out_VD = torch.empty_like(self._weight_VD, dtype=torch.bfloat16)
-            inside_VD, out_inside_VD = self._weight_VD[:vocab], out_VD[:vocab]
+                out_VD = torch.empty_like(self._dweight_VD, dtype=torch.bfloat16)
+            inside_VD, out_inside_VD = self._dweight_VD[:vocab], out_VD[:vocab]
             if self._uniform_D is None:
                 torch.div(inside_VD, unit, out=out_inside_VD)  # type: ignore[arg-type]
             elif unit is None:

@@ -54,7 +54,7 @@ class RowPass:
     """E = exp(z − m), times the slope of the softcap if there is one, as the products with W and h use it: in compute
     precision, or in 16 bits times the scale of the product plan."""
     buffer_CV: Tensor
-    """From which the same RowWork forms a source: E, or the logits themselves."""
+    """What the same RowWork forms a source from: E, or the logits themselves."""
     slope_CV: Tensor | None = None
     """The slope of the softcap, if it is kept."""
     all_have_exp: bool = False
@@ -115,8 +115,8 @@ class TorchRows:
             slope_CV = buffers_BCV[-1]
             e_CV = torch.mul(slope_CV, z_CV, out=buffers_BCV[1])
             kept_CV = slope_CV if self._keep_slope else None
-        # E is 0 in rows that have none, so that a coefficient of 0 gives a gradient of 0 and not 0·NaN. A token that counts
-        # still has a loss and gradients of NaN, through S.
+        # Rows without a finite E are set to 0, so that a coefficient of 0 gives a gradient of 0 and not 0·NaN. A token
+        # that counts still has a loss and gradients of NaN, through S.
         all_have_exp = _all_have_exp(sum_C)
         if not all_have_exp:
             e_CV.masked_fill_(~has_exp(sums).unsqueeze(1), 0)

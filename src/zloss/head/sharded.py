@@ -5,9 +5,9 @@ with m = max_r m_r and the factor f_r = exp(m_r − m):
 
     S = Σ_r f_r S_r,   ‖exp(z − m)‖² = Σ_r (f_r norm_r)²,   Σ exp(z − m)(m − z) = Σ_r f_r (drop_r + S_r (m − m_r))
 
-One MAX and one SUM over ranks of a few numbers per token (`join_row_sums`). E_r itself is never rescaled: f_r goes into the
-coefficients. dW is local; dh is the sum over ranks of the local E W, the same sum that gives ‖Wᵀp‖ for the gain. Nothing
-V-wide ever moves.
+and log Z = m + log S. `join_row_sums` needs one MAX and one SUM over ranks of a few numbers per token, and a second MAX if the
+argmax is requested. E_r is not rescaled: f_r goes into the coefficients. dW is local. dh is summed over ranks; with the
+gain, which needs all of Wᵀp, E W and W[y] are summed instead. Nothing V-wide ever moves.
 
 A vocabulary on one process is the shard of a group of one, without any collective.
 
@@ -119,10 +119,10 @@ def join_row_sums(
 
     `argmax`: whether the column of the largest logit is needed.
     """
-    if has_target_C is None:
+    if has_target_C is None:  # one process holds the whole vocabulary
         return sums, RankShare()
     row_max_C = shard.max_(sums.row_max_C.clone())
-    # A rank whose every logit is -inf has no E: its sums are NaN, and its share is 0.
+    # If all local logits are -inf, the local sums are NaN; such a rank contributes 0.
     present_C = ~torch.isneginf(sums.row_max_C)
     below_C = torch.where(torch.isfinite(sums.row_max_C), sums.row_max_C - row_max_C, -torch.inf)
     factor_C = below_C.exp()

@@ -67,7 +67,8 @@ def test_the_page_lists_every_column() -> None:
     page = (Path(__file__).parents[3] / "docs" / "tokens.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     assert [name.strip(" `") for row in rows for name in row.split(",")] == [*INTEGERS, *FLOATS]
-    assert f"{4 * len((*INTEGERS, *FLOATS))} bytes" in page
+    size = f"{4 * len((*INTEGERS, *FLOATS))} bytes"
+    assert size in page, f"docs/tokens.md: a token now takes {size}"
 
 
 def test_the_numbers_of_the_report_are_numpys_over_the_columns(whole: tuple[AuditReport, Path]) -> None:

@@ -16,7 +16,9 @@ from zloss.results.loss_audit import Finding, LossAudit, Witness
 
 
 def test_every_finding_has_a_pair() -> None:
-    assert PAIRS.keys() == FINDINGS.keys()
+    assert PAIRS.keys() == FINDINGS.keys(), (
+        "a finding needs a pair in finding_pairs.py, and a pair its function in findings.py"
+    )
 
 
 @pytest.mark.parametrize("id", PAIRS)
@@ -25,7 +27,10 @@ def test_a_loss_has_the_finding_and_it_goes_away_with_its_measurement(id: str, m
     audit = audit_loss(pair.has, **pair.options)
     named = {one.id: one for one in audit.found}
     assert id in named
-    assert {one for one, finding in named.items() if finding.severity != "note"} <= {id} | pair.also
+    further = {one for one, finding in named.items() if finding.severity != "note"} - {id} - pair.also
+    assert not further, (
+        "declare what is true of this loss in `also` of its pair; what is not must answer not_applicable"
+    )
     for one in audit.found:
         assert (one.witness is None) == (one.severity == "note"), one
         if one.witness is not None:
