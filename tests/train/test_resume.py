@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +108,19 @@ def test_a_cut_off_checkpoint_is_detected_and_the_one_before_is_used(
     assert resumed(config, tmp_path / "run")[0] == 5
     assert "step-0000008 is damaged" in capsys.readouterr().err
     assert outcome(tmp_path / "run") == wanted
+
+
+def test_settings_that_were_lost_neither_lose_nor_mix_up_checkpoints(
+    whole: tuple[TrainConfig, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, wanted = whole
+    assert in_process(config, tmp_path / "run", at=6).killed
+    (tmp_path / "run" / "config.json").unlink()
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    assert resumed(config, tmp_path / "run")[0] == 5
+    assert outcome(tmp_path / "run") == wanted
+    assert resumed(replace(config, seed=config.seed + 1), tmp_path / "other")[0] == 1
+    assert "step-0000004 is damaged or of another run" in capsys.readouterr().err
 
 
 def test_interrupts_keep_the_last_step(whole: tuple[TrainConfig, Any], tmp_path: Path) -> None:
