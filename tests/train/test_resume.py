@@ -116,6 +116,7 @@ def test_settings_that_were_lost_neither_lose_nor_mix_up_checkpoints(
     config, wanted = whole
     assert in_process(config, tmp_path / "run", at=6).killed
     (tmp_path / "run" / "config.json").unlink()
+    (tmp_path / "run" / "checkpoints" / "step-0000004" / ".DS_Store").touch()
     shutil.copytree(tmp_path / "run", tmp_path / "other")
     assert resumed(config, tmp_path / "run")[0] == 5
     assert outcome(tmp_path / "run") == wanted
@@ -152,7 +153,7 @@ def test_a_finished_run_without_readable_settings_is_not_overwritten(tmp_path: P
     assert not is_finished(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "3", '{"optimizer.bin": "0"}'])
+@pytest.mark.parametrize("content", ["", "[]", "3", "{}", '{"optimizer.bin": "0"}', '{"records.jsonl": []}'])
 def test_a_checkpoint_with_damaged_checksums_is_passed_over(
     tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -182,7 +182,9 @@ def load_checkpoint(folder: Path, accelerator: Any) -> list[StepRecord]:
     """Load the newest checkpoint whose files have their checksums; the records up to it, none without a checkpoint."""
     for place in sorted((folder / CHECKPOINTS).glob("step-*"), reverse=True):
         try:
-            intact = json.loads((place / CHECKSUMS).read_text(encoding="utf-8")) == _checksums(place)
+            saved = json.loads((place / CHECKSUMS).read_text(encoding="utf-8"))
+            # Further files, as a file manager or a network drive leaves them, do no harm.
+            intact = isinstance(saved, dict) and RECORDS in saved and saved.items() <= _checksums(place).items()
         except (OSError, ValueError):
             intact = False
         if intact:
