@@ -254,6 +254,11 @@ def test_bad_recorders_are_refused() -> None:
     sampled = Recorder(momentum.param_groups[0]["params"], momentum, adam_every=1)
     with pytest.raises(InputError, match="moments"), sampled.step(1):
         momentum.step()
+    empty = torch.optim.AdamW([nn.Parameter(torch.ones(1))])
+    (parameter,) = empty.param_groups[0]["params"]
+    assert not empty.state[parameter]  # reading it makes an entry
+    with pytest.raises(InputError, match="no state yet"), Recorder([parameter], empty, adam_every=1).step(1) as step:
+        step.skip()
 
 
 def test_the_first_direction_is_that_of_torch_adam_for_any_betas() -> None:

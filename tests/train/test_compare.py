@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,14 @@ def test_seeds_are_averaged_and_steps_joined(runs: list[FinishedRun], monkeypatc
     want = [statistics.fmean(by_step[0:3]), statistics.fmean(by_step[3:6]), by_step[6]]
     assert group.curves["cross_entropy"] == Curve((3, 6, 7), tuple(want))
     assert group.curves["p_z_999"].value == (2.0, 2.0, 2.0)  # a step without the number is left out of its mean
+
+
+def test_a_config_that_does_not_say_how_a_step_is_made_may_depend_on_its_seed(runs: list[FinishedRun]) -> None:
+    whole = {"micro_batch": 2, "accumulate": 2, "data": {"train": {"blocks": 4}}}
+    some = [{}, {"data": None}, {"data": {"train": None}}, {"micro_batch": None}, {"data": {"train": {"blocks": 0}}}]
+    configs = [runs[0].config, *({**runs[0].config, **whole, **change} for change in some)]
+    found = [replace(runs[0], config=config).seed_matters for config in configs]
+    assert found == [True, False, True, True, True, True]
 
 
 def test_the_norm_tail_is_the_share_of_steps_at_or_above(runs: list[FinishedRun]) -> None:

@@ -261,8 +261,12 @@ def test_an_interrupted_run_is_unfinished_and_a_folder_of_another_is_refused(tmp
             hidden_of=model.hidden, clip=clip,
         )  # fmt: skip
 
+    kept = tmp_path / "ce-0-s1" / "checkpoints" / "last.ckpt"  # of the loop itself
+    kept.parent.mkdir(parents=True)
+    kept.touch()
     with pytest.raises(KeyboardInterrupt), make(1.0):
         raise KeyboardInterrupt
+    assert kept.exists()
     named = zloss.record_run(
         tmp_path, model, zloss.CrossEntropy(), seed=1, validation=rows(1, 3), head=model.head, hidden_of=model.hidden,
         method="mu-loss", coef=1e-4,

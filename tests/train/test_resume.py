@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +110,20 @@ def test_a_cut_off_checkpoint_is_detected_and_the_one_before_is_used(
     assert outcome(tmp_path / "run") == wanted
 
 
+def test_settings_that_were_lost_neither_lose_nor_mix_up_checkpoints(
+    whole: tuple[TrainConfig, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, wanted = whole
+    assert in_process(config, tmp_path / "run", at=6).killed
+    (tmp_path / "run" / "config.json").unlink()
+    (tmp_path / "run" / "checkpoints" / "step-0000004" / ".DS_Store").touch()
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    assert resumed(config, tmp_path / "run")[0] == 5
+    assert outcome(tmp_path / "run") == wanted
+    assert resumed(replace(config, seed=config.seed + 1), tmp_path / "other")[0] == 1
+    assert "step-0000004 is damaged or of another run" in capsys.readouterr().err
+
+
 def test_interrupts_keep_the_last_step(whole: tuple[TrainConfig, Any], tmp_path: Path) -> None:
     config, wanted = whole
     stopped = in_process(config, tmp_path / "run", at=6, with_signal=signal.SIGINT)
@@ -138,7 +153,7 @@ def test_a_finished_run_without_readable_settings_is_not_overwritten(tmp_path: P
     assert not is_finished(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "3", '{"optimizer.bin": "0"}'])
+@pytest.mark.parametrize("content", ["", "[]", "3", "{}", '{"optimizer.bin": "0"}', '{"records.jsonl": []}'])
 def test_a_checkpoint_with_damaged_checksums_is_passed_over(
     tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -449,7 +449,7 @@ def chunks(
             if scale != 1:
                 z_CV.mul_(scale)
         rows = row_statistics(chunk_BCV, chunk_narrow_CV if work.plan.narrow else None, index_C, needs)
-        sums, share = join_row_sums(shard, rows.sums, has_target_C, argmax=plan.predicted)
+        sums, share = join_row_sums(shard, rows.sums, has_target_C, drop=drop, argmax=plan.predicted)
 
         # Product 2, E W = S·Wᵀp: for the gain and for dh. Product 3, Eᵀ(x∘h), is that of dW (`HeadGradients`).
         projected_CD = target_rows_CD = None

@@ -113,11 +113,12 @@ class RankShare:
 
 
 def join_row_sums(
-    shard: VocabularyShard, sums: RowSums, has_target_C: Tensor | None, *, argmax: bool
+    shard: VocabularyShard, sums: RowSums, has_target_C: Tensor | None, *, drop: bool, argmax: bool
 ) -> tuple[RowSums, RankShare]:
     """Row sums over the whole vocabulary from those of every rank: one MAX, one SUM, and one MAX for the arg max.
 
-    `argmax`: whether the column of the largest logit is needed.
+    `drop`: whether the sum for the entropy is needed, which the Triton kernels always have and a rank without rows has not;
+    `argmax`: whether the column of the largest logit is.
     """
     if has_target_C is None:  # one process holds the whole vocabulary
         return sums, RankShare()
@@ -133,7 +134,7 @@ def join_row_sums(
     }
     if sums.norm_C is not None:
         terms["norm_C"] = torch.where(present_C, (sums.norm_C * factor_C).square(), 0)
-    if sums.drop_C is not None:
+    if drop and sums.drop_C is not None:
         terms["drop_C"] = torch.where(factor_C > 0, factor_C * (sums.drop_C - sums.sum_C * below_C), 0)
     if sums.mean_logit_C is not None:
         terms["mean_logit_C"] = sums.mean_logit_C * shard.rows

@@ -127,6 +127,9 @@ def model_blocks(
     offset: int = 0,
 ) -> ModelBlocks:
     """The first `count` blocks after `offset`, or all; `size` None is the smaller of 256 and what the model has."""
+    for name, value in (("blocks", count), ("block_size", size)):
+        if value is not None and value < 1:
+            raise InputError(f"`{name}` is expected to be a whole number ≥ 1, but got {value}.")
     bos_id = checkpoint.bos_id(bos)
     block_size, note = resolve_block_size(checkpoint, size, bos=bos_id is not None)
     blocks = make_blocks(corpus, checkpoint.tokenizer, size=block_size, count=count, bos_id=bos_id, offset=offset)

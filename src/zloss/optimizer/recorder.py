@@ -305,6 +305,8 @@ def read_adam(optimizer: StatefulOptimizer, group: ProcessGroup | None, share: C
         for p in settings["params"]
         if len(optimizer.state.get(p, ()))
     ]
+    if not found:
+        raise InputError("the optimizer has no state yet: read it after its first step.")
     if any(not {"exp_avg", "exp_avg_sq"} <= state.keys() for _, state, _ in found):
         raise InputError(f"{type(optimizer).__name__} keeps no first and second moments: Adam or AdamW is needed.")
     steps = [local_part(torch.as_tensor(state["step"], dtype=torch.float32)).reshape(()) for _, state, _ in found]

@@ -121,8 +121,11 @@ class FinishedRun:
         """False if the seed can only change dropout: the weights are given and every step trains on all blocks."""
         if self.recorded or self.moe is not None or self.config.get("from_config") is not None:
             return True
-        blocks = self.config.get("data", {}).get("train", {}).get("blocks")
-        return not blocks or bool(self.config["micro_batch"] * self.config["accumulate"] % blocks)
+        try:
+            per_step = self.config["micro_batch"] * self.config["accumulate"]
+            return bool(per_step % self.config["data"]["train"]["blocks"])
+        except (KeyError, TypeError, ZeroDivisionError):
+            return True
 
     def experiment(self) -> dict[str, Any]:
         """Every field that must agree between compared runs, flat; runs are paired by their seed."""

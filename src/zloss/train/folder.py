@@ -65,12 +65,8 @@ def check_alike(of_every_rank: Sequence[object], what: str) -> None:
 
 
 def claim_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """Write config.json, or refuse a `folder` whose config.json is of another run.
-
-    Checkpoints in a folder without a readable config.json may be of another run: they are removed.
-    """
-    if refuse_other_settings(folder, settings) is None:
-        remove_checkpoints(folder)
+    """Write config.json, or refuse a `folder` whose config.json is of another run."""
+    refuse_other_settings(folder, settings)
     write_json(folder / CONFIG_FILE, settings)
 
 
@@ -160,8 +156,9 @@ def read_steps(folder: Path, name: str = STEPS_FILE) -> list[StepRecord]:
 
 
 # Checkpoints of an unfinished run, the last two. accelerate writes model and optimizer into a temporary folder; the step
-# records and the checksum of every file are added, and a rename puts the folder in place, so a checkpoint is complete or
-# absent. It holds nothing that depends on the number of ranks: the first one writes it and all of them read it.
+# records and the checksums of every file and of the run's config.json are added, and a rename puts the folder in place, so a
+# checkpoint is complete or absent, and one of another run is not taken. It holds nothing that depends on the number of ranks:
+# the first one writes it and all of them read it.
 
 
 def save_checkpoint(folder: Path, accelerator: Any, records: Sequence[StepRecord]) -> None:
@@ -185,14 +182,16 @@ def load_checkpoint(folder: Path, accelerator: Any) -> list[StepRecord]:
     """Load the newest checkpoint whose files have their checksums; the records up to it, none without a checkpoint."""
     for place in sorted((folder / CHECKPOINTS).glob("step-*"), reverse=True):
         try:
-            intact = json.loads((place / CHECKSUMS).read_text(encoding="utf-8")) == _checksums(place)
+            saved = json.loads((place / CHECKSUMS).read_text(encoding="utf-8"))
+            # Further files, as a file manager or a network drive leaves them, do no harm.
+            intact = isinstance(saved, dict) and RECORDS in saved and saved.items() <= _checksums(place).items()
         except (OSError, ValueError):
             intact = False
         if intact:
             accelerator.load_state(str(place))
             return read_steps(place, RECORDS)
         if first_rank():
-            print(f"{place.name} is damaged: the checkpoint before it is used.", file=sys.stderr)
+            print(f"{place.name} is damaged or of another run: the checkpoint before it is used.", file=sys.stderr)
     return []
 
 
@@ -202,9 +201,9 @@ def remove_checkpoints(folder: Path) -> None:
 
 
 def _checksums(place: Path) -> dict[str, str]:
-    """File name → SHA-256, of the files of a checkpoint."""
+    """File name → SHA-256, of the files of a checkpoint and of config.json of its run."""
     found = {}
-    for file in sorted(place.iterdir()):
+    for file in (*sorted(place.iterdir()), place.parent.parent / CONFIG_FILE):
         if file.name != CHECKSUMS:
             with file.open("rb") as content:
                 found[file.name] = hashlib.file_digest(content, "sha256").hexdigest()

@@ -250,7 +250,9 @@ def _load_adam_state(optimizer: torch.optim.Optimizer, model: nn.Module, file: s
     else:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     states = [saved["state"].get(number, {}) for group in theirs for number in group]
-    shapes = [[list(state[name].shape) if name in state else None for name in MOMENTS] for state in states]
+    shapes = [
+        [list(state[name].shape) if {"step", name} <= state.keys() else None for name in MOMENTS] for state in states
+    ]
     wanted = [[list(parameter.shape)] * len(MOMENTS) for parameter in parameters]
     if shapes != wanted:
         first = next((i for i, pair in enumerate(zip(shapes, wanted, strict=False)) if pair[0] != pair[1]), 0)

@@ -105,7 +105,7 @@ def script(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        (lambda z, y: None, "None"),
+        (lambda z, y: None, "returned None, but"),
         (lambda z, y: 3.0, "float"),
         (lambda z, y: (3.0, 1.0), "tensor with a gradient"),
         (lambda z, y: torch.tensor(1.0), "without a gradient"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from zloss.errors import InputError
 from zloss.results.loss_audit import Finding
 
 SCRIPT = """
+import torch
 import torch.nn.functional as F
 import zloss
 
@@ -144,6 +146,16 @@ def test_a_detached_z_under_the_name_of_a_z_is_an_error() -> None:
         return {"loss": total, "z_loss": penalty}
 
     assert finding(named, "reported_z_value").verdict == "finding"
+
+
+def test_a_reported_z_that_is_nan_with_ignored_tokens_is_an_error() -> None:
+    def named(z: Tensor, y: Tensor) -> dict[str, Tensor]:
+        valid = y != -100
+        penalty = 1e-4 * z[valid].logsumexp(-1).square().mean()
+        logged = penalty.detach() if valid.all() else torch.full((), torch.nan)
+        return {"loss": F.cross_entropy(z, y) + penalty, "z_loss": logged}
+
+    assert "with ignored tokens it is nan" in finding(named, "reported_z_value").sentence
 
 
 def test_the_table_of_the_command_spoke_python(

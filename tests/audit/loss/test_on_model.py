@@ -119,9 +119,17 @@ def test_what_cannot_be_compared_says_why(tokens: ModelTokens) -> None:
     assert refused.reason
 
 
-def test_a_block_beyond_the_positions_is_refused_by_name(tokens: ModelTokens) -> None:
-    with pytest.raises(InputError, match=r"`block_size` is 999, but .* has 128 positions: give at most 128"):
-        open_model_tokens(tokens.checkpoint.name, block_size=999)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"block_size": 999}, "`block_size` is 999, but .* has 128 positions: give at most 128"),
+        ({"block_size": 0}, "`block_size` is expected to be a whole number ≥ 1, but got 0"),
+        ({"blocks": 0}, "`blocks` is expected to be a whole number ≥ 1, but got 0"),
+    ],
+)
+def test_blocks_that_cannot_be_cut_are_refused_by_name(tokens: ModelTokens, options: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        open_model_tokens(tokens.checkpoint.name, **options)
 
 
 def test_the_command_writes_the_section_and_report_reads_it(

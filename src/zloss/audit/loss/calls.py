@@ -335,8 +335,8 @@ def _read_output(returned: Any, name: str, logits_entries: int) -> tuple[Tensor,
     entries = list(_entries(returned))
     if not entries:
         raise LossCallError(
-            f"{name} returned a {type(returned).__name__}, but a loss is expected: a scalar tensor, a tuple whose first "
-            "item is the loss, or an object with `.loss`."
+            f"{name} returned {_kind(returned)}, but a loss is expected: a scalar tensor, a tuple whose first item is "
+            "the loss, or an object with `.loss`."
         )
     names = [key for key, _ in entries]
     wide = [isinstance(x, Tensor) and x.dim() >= 2 and x.numel() >= logits_entries > 1 for _, x in entries]
@@ -344,7 +344,7 @@ def _read_output(returned: Any, name: str, logits_entries: int) -> tuple[Tensor,
     loss = entries[index][1]
     if not isinstance(loss, Tensor):
         raise LossCallError(
-            f"{name} gives a {type(loss).__name__} as its loss, but a tensor with a gradient is expected: "
+            f"{name} gives {_kind(loss)} as its loss, but a tensor with a gradient is expected: "
             "return the loss before `.item()` or `float()`."
         )
     return loss, {
@@ -374,6 +374,10 @@ def _entries(returned: Any) -> Iterator[tuple[str, Any]]:
             yield from ((inner if key.startswith("item") else f"{key}.{inner}", x) for inner, x in _entries(value))
         else:
             yield key, value
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _reported(name: str, value: Any) -> Reported:

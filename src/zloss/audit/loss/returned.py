@@ -105,7 +105,7 @@ def _recognise(
         one = outcome.reported.get(item.name)
         return math.nan if one is None or one.value is None else one.value
 
-    if masked is not None and math.isnan(said(masked[1])):
+    if masked is not None and ((other := masked[1].reported.get(item.name)) is None or other.value is None):
         masked = None  # not reported there
 
     def agrees(meaning: Meaning, probe: Probe, outcome: Outcome) -> bool:

@@ -7,9 +7,11 @@ import inspect
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import zloss
+from tests.forked import forked_ranks
 from tests.laws.definitions import OBJECTIVES, Case, assert_close, make_case, measured, reference, relative_error
 from zloss import errors
 from zloss.head import triton as module
@@ -235,6 +237,23 @@ def test_automatic_choice_on_the_cpu_is_chunked() -> None:
     tensors = case.hidden.float(), case.weight.float(), case.target, case.objective
     automatic, chunked = (zloss.head_loss(*tensors, backend=backend).loss for backend in ("auto", "chunked"))
     assert torch.equal(automatic, chunked)
+
+
+def test_a_rank_without_rows_sends_as_many_numbers_as_the_others() -> None:
+    """The kernels always have the sum for the entropy, and a rank that holds only padding has it only on request."""
+
+    def on_rank() -> None:
+        dist.init_process_group("gloo")
+        case = fp32_case(OBJECTIVES["standard"], with_ignored=True)
+        hidden, weight = case.hidden.float(), torch.cat([case.weight, case.weight]).float()
+        own, vocab = weight.chunk(2)[dist.get_rank()], len(case.weight)
+        for statistics in ("light", "full"):
+            options = {"valid_vocab": vocab, "statistics": statistics, "backend": "triton"}
+            whole = zloss.head_loss(hidden, weight, case.target, case.objective, **options)
+            found = zloss.head_loss(hidden, own, case.target, case.objective, group=dist.group.WORLD, **options)
+            assert relative_error(found.loss, whole.loss) < FP32
+
+    forked_ranks(2, on_rank)
 
 
 MUTATIONS = {
