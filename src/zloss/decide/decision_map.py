@@ -424,7 +424,7 @@ def optimizer_consequence(
     if worst is None and not alarms:
         why = "the comparison has no gradient tails" if comparisons else NO_COMPARISON
         return OPTIMIZER.unevaluated(why if narrowest is None else f"{narrowest}, which is within its limit, but {why}")
-    parts = [] if worst is None else [f"worst gradient tail: {worst}"]
+    parts = [] if worst is None else [f"worst gradient tail, of {worst}"]
     parts += [str(one) for one in alarms if one is not worst]
     parts += [] if narrowest is None or narrowest.beyond else [str(narrowest)]
     effects = [Effect(one.limit.key, one.before, one.after, note=one.note) for one in alarms]
