@@ -286,7 +286,7 @@ def test_the_router_scale_of_another_model_passed_for_that_of_the_audited_one(
         decisions = decide(report, **given)
         found = stage(decisions, ROUTER)
         assert found.fired is True
-        assert found.reason.endswith(". The audited model has no router, so this describes another one.")
+        assert found.reason.endswith(". The audited model has no router, so this describes a different model.")
         assert found.action.startswith("In the model that has the router, match the coefficient")
     # Alone it is of no audited model.
     dense = stage(decide(report), ROUTER)

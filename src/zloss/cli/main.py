@@ -72,7 +72,7 @@ def _main(argv: list[str]) -> int:
             # It would do all of its work in every process, in one folder.
             raise ZlossError(
                 f"runs on one process, but a launcher started {os.environ['WORLD_SIZE']}: run it without torchrun. "
-                f"On several processes: {', '.join(ON_RANKS)}."
+                f"Support several processes: {', '.join(ON_RANKS)}."
             )
         return _run(argv)
     except ZlossError as error:

@@ -269,7 +269,7 @@ def implementation(
     effects = [
         Effect("Relative error: forward value → backward source", forward, error, note=where)
         for error, where, forward in sources
-        # Next to another finding the two errors are not a before and after: its remedy changes neither.
+        # With any other finding the two errors are not a before and after: its remedy changes neither of them.
         if error is not None and error > thresholds.delta_src
     ]
     value, limit = worst[0] if worst else (None, thresholds.delta_src)
@@ -308,7 +308,7 @@ def router_reduction(
     routerless = (
         report is not None and router is None and report.status == "complete" and report.reason("router") is None
     )
-    elsewhere = " The audited model has no router, so this describes another one." if routerless else ""
+    elsewhere = " The audited model has no router, so this describes a different model." if routerless else ""
     # The diagnostic convention of an audit is ours, so only a measured scale is the model's.
     measured = [] if router is None or router.applied is None else [("the model's own router loss", router.applied)]
     measured += [(one.name or "the measured router loss", one) for one in routers if isinstance(one, MeasuredScale)]

@@ -171,7 +171,7 @@ class WatchedValues:
         self.shown_I: list[float | None] = [getattr(each, watched.key) for each in numbers]
         """As the checkpoints report it."""
         self.tested_I = self.shown_I
-        """What changes are tested on: the same, or the quantile at `level`."""
+        """The values that changes are tested on: `shown_I`, or the quantile at `level`."""
         self.level: float | None = None
         """The tested quantile; None if it is not a quantile."""
         self.spread_IR: Floats | None = None

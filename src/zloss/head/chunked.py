@@ -159,7 +159,7 @@ class _WithGradients(torch.autograd.Function):
         problem: HeadProblem | LogitsProblem,
         *operands: Tensor | None,
     ) -> Tensor:
-        # Handed out once, so that the receiver may change them in place; a second backward recomputes them.
+        # Returned once, so that the caller may modify them in place; a second backward pass recomputes them.
         ctx.ready = []
         if any(wanted):
             ctx.ready.append(

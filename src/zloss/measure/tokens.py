@@ -224,7 +224,7 @@ def perplexity(columns: Columns) -> float | None:
 
 
 def nonfinite_tokens(columns: Columns) -> Nonfinite:
-    """Tokens with a NaN, or else an infinity, in their CE, log Z or gain."""
+    """Number of tokens with a NaN, and of other tokens with an infinity, in their CE, log Z or gain."""
     parts = [columns[name] for name in ("ce", "log_z", "gain") if name in columns]
     nan_T, inf_T = (np.any([test(part) for part in parts], axis=0) for test in (np.isnan, np.isinf))
     return Nonfinite(nan=int(np.sum(nan_T)), inf=int(np.sum(inf_T & ~nan_T)))

@@ -230,7 +230,7 @@ BARE_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".safetensors")
 
 
 def check_not_bare_weights(name: str) -> None:
-    """Raise a `CheckpointError` that says what is missing if `name` is a file of weights; the file is not opened."""
+    """Raise a `CheckpointError` that says what is missing if `name` is a weights file; the file is not opened."""
     file = Path(name)
     if not file.is_file():
         return
@@ -338,9 +338,9 @@ def not_found(name: str, identifier: str, error: Exception) -> str:
     reachable = hub_is_reachable()
     if (adapter := _hub_adapter(identifier, local_files_only=not reachable)) is not None:
         return _is_adapter(name, adapter)
-    why = first_line(error) if reachable else "the hub does not answer, and the cache does not have it"
+    why = first_line(error) if reachable else "the Hub is unreachable, and the model is not cached"
     return (
-        f"no model {name!r}: it is not a folder or GGUF file here, and it could not be fetched by that id ({why})."
+        f"no model {name!r}: it is not a local folder or GGUF file, and it could not be downloaded from the Hub ({why})."
         f"{_nearest_folder_hint(name)} Pass a local folder, or 'smollm2' for the embedded model."
     )
 

@@ -201,7 +201,7 @@ def refuse_overlap(out: Path, inputs: Sequence[Path]) -> None:
         if any(_same(parent, given) for parent in out.parents):
             raise OutputError(f"`out` is inside {given}, and an original is never changed: choose a folder outside it.")
         for file in (given, *(given.iterdir() if given.is_dir() else ())):
-            # The files of a folder may be links to another one, as in the cache of the hub.
+            # Files may be symlinks into another folder, as in the Hub cache.
             if any(_same(parent, out) for parent in file.resolve().parents):
                 raise OutputError(
                     f"`out` contains {file}, and an original is never overwritten: choose a folder that does not contain it."

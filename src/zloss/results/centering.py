@@ -80,7 +80,7 @@ class Centering:
     vocab: int
     """Rows of the head."""
     valid_vocab: int
-    """Rows over which w̄ and b̄ were taken, from the first."""
+    """Number of leading rows that w̄ and b̄ were averaged over."""
     mean_row_norm: float
     """‖w̄‖₂ of the original head."""
     mean_bias: float | None

@@ -334,7 +334,7 @@ class TokenBudget:
 
 @dataclass(frozen=True)
 class ComparedProvenance:
-    """How the compared runs were made, together."""
+    """How the compared runs were produced, combined."""
 
     runs: int
     """Number of runs."""

@@ -34,7 +34,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Consequence:
-    """What a stage means for the training run that the user plans: a stage may fire and still be harmless."""
+    """What a stage means for the training run the user is planning: a stage may fire and still be harmless."""
 
     quantity: str
     """The measured consequence, in words."""

@@ -60,16 +60,16 @@ class Witness:
 
 @dataclass(frozen=True)
 class Finding:
-    """One question put to the loss: its verdict, one sentence, and the number it rests on."""
+    """One check of the loss: its verdict, a one-sentence explanation, and the number behind it."""
 
     id: str
-    """Name of the question, such as "zero_gradient_z"."""
+    """Name of the check, such as "zero_gradient_z"."""
     verdict: Verdict
     """ "pass", "finding", or "not_applicable" if the check does not apply."""
     sentence: str
-    """What was seen; of a question that does not apply, why, and what to pass so that it does."""
+    """What was observed; if the check does not apply, why not, and what to pass so that it does."""
     figure: float | None = None
-    """The number that the sentence rests on; None without one."""
+    """The number behind the sentence; None if there is none."""
     severity: Severity | None = None
     """How much a finding matters; None if the verdict is not "finding". Errors set the exit code of the command."""
     witness: Witness | None = None

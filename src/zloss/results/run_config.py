@@ -390,7 +390,7 @@ def without_paths(config: TrainConfig) -> TrainConfig:
 
 
 FREE_RECORDED = ("objective", "initial_weights")
-"""Keys beyond `FREE` in which the recorded runs of one experiment may differ."""
+"""Keys, in addition to those in `FREE`, that may differ between recorded runs of one experiment."""
 
 
 @dataclass(frozen=True)

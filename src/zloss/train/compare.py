@@ -114,7 +114,7 @@ def _seed_varies(base: Sequence[FinishedRun]) -> str:
 
 
 def _provenance(runs: Sequence[FinishedRun]) -> ComparedProvenance | None:
-    """How the runs were made; None if one of them does not say it."""
+    """How the runs were produced; None if it is missing for any of them."""
     known = [run.provenance for run in runs if run.provenance is not None]
     if len(known) < len(runs):
         return None

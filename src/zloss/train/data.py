@@ -101,7 +101,7 @@ def text_part(blocks: Blocks, provenance: dict[str, Any]) -> TextPart:
 
 
 def batch_of(blocks: Blocks, seed: int, step: int, per_step: int) -> Tensor:
-    """Indices [per_step] of the blocks of step 1, 2, …: every epoch goes through all blocks once, each in another order.
+    """Indices [per_step] of the blocks of step 1, 2, …: every epoch visits each block once, in a new order.
 
     A pure function of seed and step. No loader keeps a position: a resumed run computes the batch of its next step and gets
     what the uninterrupted run got.

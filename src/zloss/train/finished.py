@@ -146,7 +146,7 @@ def read_run(folder: Path) -> FinishedRun:
     try:
         provenance = read_run_provenance(folder)
     except InputError:
-        # It says how the numbers were made and changes none of them: a comparison does not need it.
+        # It says how the numbers were produced and changes none of them: a comparison does not need it.
         provenance = None
     return FinishedRun(folder, config, record, provenance)
 

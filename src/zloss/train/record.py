@@ -119,7 +119,7 @@ def record_run(
     """
     chosen, blocks = options or RecordOptions(), rows_as_blocks(validation, "validation")
     checkpoint = checkpoint_in_memory(model, head=head, hidden_of=hidden_of, logit_scale=logit_scale, softcap=softcap)
-    # A model that cannot be validated is refused before the first step, not after the last.
+    # A model that cannot be validated is rejected before the first step, not after the last.
     output, largest = find_head(checkpoint), int(blocks.stream.max())
     if largest >= output.vocab:
         raise InputError(f"`validation` holds the token id {largest}, but the head has {output.vocab} rows.")
@@ -154,7 +154,7 @@ def record_run(
 class RunRecorder:
     """One run being recorded; `record_run` makes it.
 
-    On several processes every one of them calls it; the first one writes. Used as a context manager, it measures the
+    With several processes, every process calls it and the first one writes. Used as a context manager, it measures the
     validation blocks when the block ends without an error. Without one, call `start` first and `finish` last.
     """
 

@@ -138,7 +138,7 @@ class Workbench:
         return read_run(place)
 
     def _shared_start(self, config: TrainConfig) -> Start:
-        """Model and tokens of the run; those of the last one stay loaded."""
+        """Model and tokens of the run; the most recent ones stay loaded."""
         settings = asdict(config)
         for name in PER_RUN if config.from_config is None else ():
             del settings[name]

@@ -1,4 +1,4 @@
-"""The settings of a training table: its arms, the run at the paper's scale, the small runs, and in what they deviate.
+"""The settings of a training table: its arms, the run at the paper's scale, the small runs, and how they deviate.
 
 At the cpu and smoke profiles all tables start from a small GPT-2, pretrained once on the first part of the text: four layers of
 width 192 and a byte-level BPE of 4096 entries, 2.6 M parameters, tied. Continued runs train on the blocks behind that part, and
@@ -104,7 +104,7 @@ class TrainingTable:
     """The paper's name of its corpus."""
     columns: tuple[str, ...]
     run: Mapping[str, Any]
-    """The table's own settings of the run that all methods share at the paper's scale."""
+    """The settings of this table that all methods share at the paper's scale."""
     arms: tuple[Arm, ...] = LOW_ARMS
     seeds: tuple[int, ...] = (1, 2, 3)
     small: SmallSetting = LOW

@@ -412,7 +412,7 @@ def _random_state(seed: int) -> Iterator[None]:
     """The generators of torch, Python and NumPy in one known state; theirs again afterwards."""
     python_state, numpy_state = random.getstate(), numpy.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
-        # Without a GPU `torch.manual_seed` still queues a call for one, with the text of the stack: milliseconds each time.
+        # Without a GPU `torch.manual_seed` still queues a CUDA call with a formatted stack trace, which takes milliseconds.
         (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(seed)
         random.seed(seed)
         numpy.random.seed(seed % 2**32)  # noqa: NPY002

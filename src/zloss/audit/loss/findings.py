@@ -1,4 +1,4 @@
-"""The questions put to a loss. Each is one function: its id (the name), severity, measurement, sentence and witness.
+"""The checks of a loss. Each is one function: its id (the name), severity, measurement, sentence and witness.
 
 Each question is measured on the draw in `evidence.draw`. `answer_all` puts every question to the first draw, and every error
 and warning again to the second, independent one: a finding that the second draw does not reproduce is not reported. Remedies
@@ -72,7 +72,7 @@ class Evidence:
 
     @property
     def loudest(self) -> tuple[Probe, Outcome]:
-        """The batch on which Z is louder than cross-entropy, where the loss is finite there."""
+        """The batch on which Z outweighs cross-entropy, if the loss is finite on it."""
         name = "wide" if "wide" in self.draw.outcomes else "mixed"
         return self.draw.probes[name], self.draw.outcomes[name]
 
@@ -284,8 +284,8 @@ def low_precision_source(e: Evidence) -> Finding:
     continuous = draw("continuous", ident.space, e.draw.seed)
     if ident.identified.computes_in in ("bfloat16", "float16"):
         return found(
-            f"Its gradients are {ident.identified.computes_in} numbers although the logits were not: the loss computes "
-            "in 16 bits.",
+            f"Its gradients hold only {ident.identified.computes_in} values although the logits had more precision: the loss "
+            "computes in 16 bits.",
             source.delta_src,
             e.witness("unit roundoff of the gradient", ident.eps, UNIT["float32"], on=continuous, noise=0.0),
         )
@@ -320,9 +320,9 @@ def low_precision_source(e: Evidence) -> Finding:
 
 
 def _in_16_bits(e: Evidence) -> Finding | None:
-    """A finding if 16-bit logits, as mixed precision passes them, get another objective.
+    """A finding if the loss applies a different objective to 16-bit logits, as under mixed precision.
 
-    Read from saturated rows, which 16 bits hold exactly. Where the target is the largest logit CE is silent and Z stands alone.
+    Read from saturated rows, which 16 bits hold exactly. Where the target is the largest logit, CE has no gradient and only Z remains.
     """
     ident, got, model = e.ident, e.ident.identified, e.ident.model
     known = not got.has_z or got.coordinate in ("raw", "centered")
@@ -442,7 +442,7 @@ def _directions(e: Evidence) -> Iterator[tuple[str, Probe, Outcome, Tensor, floa
     """(words, batch, answer to it, direction, step) of every finite difference.
 
     Ordinary logits along the gradient, at random and along a shift; saturated ones along a shift and the top logit.
-    Cross-entropy does not see a common shift, so along it even a tiny Z stands alone; and λ(log Z − c)² is quadratic in the
+    Cross-entropy is invariant to a common shift, so along it even a tiny Z is the only contribution; and λ(log Z − c)² is quadratic in the
     shift, so central differences are exact at steps far above rounding.
     """
     ident = e.ident
@@ -612,7 +612,7 @@ def denominator_mismatch(e: Evidence) -> Finding:
             _masked_witness(e) or witness,
         )
     if not ident.masks_accepted:
-        return passed("CE and Z share one denominator; the loss rejects ignored targets, so only sizes were tried.")
+        return passed("CE and Z share one denominator; the loss rejects ignored targets, so only batch sizes were varied.")
     if named.ce_weights == "groups":
         return passed("Groups of tokens are averaged, then their means; CE and Z share these weights.", change)
     return passed(f"CE and Z share one denominator: {COUNT_WORDS[named.ce_denominator]}.", change)
@@ -696,7 +696,7 @@ def counted_twice(e: Evidence) -> Finding:
     if not expected:
         return not_applicable("Pass `expect={'coef': λ, 'target': c}`: what you believe the loss applies.")
     if not got.has_z or got.coef is None:
-        return not_applicable(_lacking(e, "z") or "The penalty is not a known one, so its λ cannot be compared.")
+        return not_applicable(_lacking(e, "z") or "The penalty was not identified, so its λ cannot be compared.")
     ratio = got.coef / float(expected)
     if (whole := _whole_multiple(ratio)) is None:
         return passed(f"λ is {ratio:.5g} times the expected one.", ratio)
@@ -990,7 +990,7 @@ def padding_in_log_z(e: Evidence) -> Finding:
 
 WEIGHTS = {
     "class": "with class weights",
-    "position": "with weights by position",
+    "position": "with per-position weights",
     "token": "with a separate weight on each token",
     "groups": "averaged over groups of tokens first",
 }
@@ -1162,7 +1162,7 @@ def negative_coefficient(e: Evidence) -> Finding:
     """Does the Z push log Z away from its target?"""
     coef = e.ident.identified.coef
     if coef is None:
-        return not_applicable("The penalty is not a known one, so its sign cannot be read.")
+        return not_applicable("The penalty was not identified, so its sign is unknown.")
     if e.ident.fit is not None and NOT_SQUARED in e.ident.fit.quantities:
         return not_applicable("The penalty is not squared: see not_squared.")
     if coef < 0:
@@ -1275,14 +1275,14 @@ def _another_target(e: Evidence, expected: float | None) -> list[tuple[str, Witn
 
 
 REPEATS = 32
-"""Calls of one batch, each under another random seed: whatever happens on every n-th call shows up to n = 32."""
+"""Calls on one batch, each with a different random seed: anything that happens on every n-th call is caught up to n = 32."""
 
 
 @finding("warning", repeat=False)
 def not_repeatable(e: Evidence) -> Finding:
-    """Does the same call give the same answer, whatever the random state and whatever was called before?
+    """Does the same call give the same result, regardless of the random state and of earlier calls?
 
-    Put last: it asks whether the calls in between have left a trace.
+    Runs last, so that it also checks whether the calls in between left any state behind.
     """
     tolerance, (loud, _) = max(1e-5, 8 * e.ident.eps), e.loudest
     quantity = "relative change between two calls with the same inputs"

@@ -284,7 +284,7 @@ def _explain(box: BlackBox, ident: Identification, seed: int) -> tuple[How, Rows
         return "rounded", rows, rough
     if not rows.exact:
         for warp in _warps(rows):
-            # The search is no finer than this, whatever the arithmetic of the loss.
+            # The search is never finer than this, in any precision of the loss.
             warped = decompose(rows.parts, max(rows.eps, 1e-8), warp=warp)
             found = None if not warped.exact else nothing_but_ce(warped) or best_fit(warped)
             if found is not None and (not found.quantities or found.quantities[0] in (RAW, CENTERED)):
@@ -524,7 +524,7 @@ def weigh_batches(box: BlackBox, ident: Identification, seed: int) -> tuple[tupl
         try:
             outcome = box(batch.masked(keep), ident.dtype)
         except LossCallError:
-            # A loss may refuse a size, or ignored targets.
+            # A loss may reject a batch size, or ignored targets.
             masks_accepted = masks_accepted and valid == count
             continue
         if outcome.finite:
@@ -859,7 +859,7 @@ def computes_in(box: BlackBox, probe: Probe, dtype: torch.dtype) -> str:
     fp64 gradients are smooth; where any part of the loss passes through fp32 they take the values of the fp32 grid.
     """
     base = box(probe, dtype).grad_TV
-    # Tiny entries are left out: fp16 flushes them, whatever the arithmetic was.
+    # Tiny entries are left out: fp16 flushes them, whatever precision the loss computes in.
     seen = base[base.abs() > 1e-4 * base.abs().max()]
     readable = seen.numel() >= 32 and bool(torch.isfinite(seen).all())
     for name, narrow in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
@@ -899,7 +899,7 @@ def unrepeatable(
         except LossCallError as error:
             return f"A call that worked at first fails when it is repeated ({box.calls} calls): {error}", None
         why = "the loss draws random numbers" if random else "the loss keeps state"
-        when = "under another random seed" if random else "when called again"
+        when = "with a different random seed" if random else "when called again"
         return f"The same inputs give another answer {when} (relative change {changed:.3g}): {why}.", changed
     return None
 

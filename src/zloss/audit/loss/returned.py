@@ -39,8 +39,8 @@ CLOSE, CLOSE_16_BITS = 2e-3, 2e-2
 class Returned:
     """One returned value and what it is.
 
-    `ratio` is reported over trained Z where the two are in proportion; for a Z that is not trained, reported over the
-    mean of (log Z − c)², None if the two are equal. `target` is the c of a Z that is not trained, in words; empty for 0.
+    `ratio` is the reported Z divided by the trained Z if the two are proportional; for a Z that is not trained, the reported
+    Z divided by the mean of (log Z − c)². None if the two are equal. `target` is the c of a Z that is not trained, in words; empty for 0.
     """
 
     name: str

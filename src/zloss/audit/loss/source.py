@@ -295,7 +295,7 @@ def decompose(
     typical = float(size_T[solved_T].mean()) if bool(solved_T.any()) else 0.0
     sigma_T = eps * noise_T * (size_T + 1e-2 * typical) + 1e-300
     sigma_g_T = torch.where(given.saturated_T, sigma_T, sigma_T * math.sqrt(r.lanes))
-    # A millionth of the row is no structure, whatever the arithmetic.
+    # A millionth of the row counts as rounding, in any precision.
     inside_T = rest_T <= torch.maximum(ROUNDING * sigma_T, 1e-6 * g.norm(dim=-1)) + 1e-300
     batch_T = torch.cat([torch.full_like(probe.target_T, i) for i, (probe, _) in enumerate(parts)])
     return Rows(

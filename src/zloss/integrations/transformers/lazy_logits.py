@@ -1,8 +1,8 @@
-"""One training forward of a model without logits: what it does to them before its loss is recorded, anything else refused.
+"""One training forward of a model without logits: what it does to them before its loss is recorded, and anything else is rejected.
 
 While a model trains, its output head returns a `LazyLogits` instead of a tensor (`TrainingCall`). Slices, views and casts
 act on the hidden states; products with a number, a tanh and a constant bias become the logit scale, the softcap and the
-bias of `head_loss`; a cut of the vocabulary becomes `valid_vocab`. `F.cross_entropy`, where the losses of transformers
+bias of `head_loss`; a slice of the vocabulary becomes `valid_vocab`. `F.cross_entropy`, where the losses of transformers
 end, becomes a call of `head_loss`. An operation that is not listed here raises, so no result can be silently different.
 In the output that the model returns, `NoLogits` replaces them.
 
