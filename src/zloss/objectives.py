@@ -18,7 +18,7 @@ nothing about kernels; a backend turns coefficients into gradients and knows not
 Cross-entropy itself contributes a = 1 and b = 1 (with label smoothing ε: b = 1 − ε, g = ε), so in total a is 1 plus its column.
 
 A coefficient is a number, a 0-d tensor (a compiled loss reads its value at every call, so changing it in place recompiles
-nothing), or a function of the optimizer step, which `Objective.at` turns into a number: a loss itself knows no steps. The
+nothing), or a function of the optimizer step, which `Objective.at` turns into a number: a loss itself has no step count. The
 first step is 1. The fields that hold coefficients have names that end in "coef".
 
 Axes: T tokens, V vocabulary.

@@ -77,7 +77,7 @@ def test_a_model_without_an_output_head(tmp_path: Path) -> None:
 
 
 def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no model 'nobody/nothing'"):
+    with pytest.raises(CheckpointError, match="model 'nobody/nothing' not found"):
         load_checkpoint("nobody/nothing")
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="not a Hugging Face model"):

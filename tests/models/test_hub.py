@@ -44,9 +44,9 @@ def test_paths_and_ids(name: str, path: bool, tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("models/gtp2", "no model 'models/gtp2': there is no such folder. Did you mean models/gpt2?"),
+        ("models/gtp2", "model 'models/gtp2' not found: no such folder. Did you mean models/gpt2?"),
         ("lama", "Did you mean llama?"),
-        ("lama.gguf", "there is no GGUF file lama.gguf."),
+        ("lama.gguf", "GGUF file lama.gguf does not exist."),
     ],
 )
 def test_every_command_says_the_same_of_a_missing_model_at_once(

@@ -31,7 +31,7 @@ ORDER = tuple(
         *(stages.DECOMPOSITION, stages.TRANSPORT, stages.PATHWAY, stages.OPTIMIZER),
     )
 )
-"""The order in which to look at stages that fired: first what every other number rests on, last what follows from the others."""
+"""The order in which to look at stages that fired: first what every other number depends on, last what follows from the others."""
 
 
 def ordered_stages(decisions: Sequence[Decision]) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ class DecidedResults:
     """Shown with their own claims and verdicts; no stage reads them."""
     implementation_audits: tuple[ImplementationAudit, ...] = ()
     drifts: tuple[Drift, ...] = ()
-    """Each with its own judgement, made when it was measured; no stage reads them."""
+    """Each with its own verdict, reached when it was measured; no stage reads them."""
     recommendations: tuple[Recommendation, ...] = ()
     """Each with its own map of eight stages."""
 

@@ -238,7 +238,7 @@ def implementation(
     # (error, where, error of the forward value); an error that was not measured is None.
     sources = [
         *((audit.source.delta_src, "", audit.source.forward_rel_error) for audit in loss_audits),
-        # On a model's own logits a Z far smaller than CE may drown in the rounding of CE, which is not a fault of the loss.
+        # On a model's own logits a Z far smaller than CE may be lost in the rounding of CE, which is not a fault of the loss.
         *((t.delta_src, f"the loss on {t.model}", t.forward_rel_error) for t in targets if t.beyond_rounding),
         *(
             (line.delta_src, f"logits of {audit.model.name} stored in {line.storage}", line.forward_rel_error)
@@ -369,7 +369,7 @@ class _Endpoint(NamedTuple):
 
     @property
     def beyond(self) -> bool:
-        """Beyond its limit; a nonfinite step is, whatever the baseline has."""
+        """Whether it is beyond its limit; a nonfinite step always is, whatever the baseline's value."""
         nonfinite = self.limit.key.startswith("nonfinite")
         return self.after > 0 if nonfinite else self.limit.passed(self.before, self.after)
 

@@ -224,7 +224,7 @@ class WatchedValues:
 
 
 def _movement(values: WatchedValues, kept: Sequence[KeptCheckpoint], last_still: Sequence[int]) -> Movement:
-    """What one number did over the run: the largest change while CE stood still, and where it began.
+    """What one number did over the run: the largest change while CE did not move, and where it began.
 
     "invisible": CE stayed within its tolerance from checkpoint i to every checkpoint up to j. "with_ce": the number moved only
     over stretches in which CE moved too. It began at the first k after i at which it had moved from its value at i.
@@ -278,7 +278,7 @@ def _ce_phrase(change: CeChange) -> str:
     if change.difference is None:
         return "CE was not finite"
     interval = "" if change.half_width is None else f" ± {change.half_width:.2g}"
-    return f"CE {'stood still' if change.still else 'moved'} ({change.difference:+.2g}{interval} nat)"
+    return f"CE {'did not move' if change.still else 'moved'} ({change.difference:+.2g}{interval} nat)"
 
 
 def _finding(movements: Sequence[Movement], *, ce_stood_still: bool) -> str:
@@ -294,10 +294,10 @@ def _finding(movements: Sequence[Movement], *, ce_stood_still: bool) -> str:
                 else " No number of the centered head moved with it: it is a common shift of all logits, which `zloss center` "
                 "removes from a checkpoint and a penalty on μ limits in training."
             )
-        return text + (f" Also while CE stood still: {_list(others)}." if others else "")
+        return text + (f" Also while CE did not move: {_list(others)}." if others else "")
     text = "CE moved between all adjacent checkpoints, so the loss curve hides no change."
     if ce_stood_still:
-        text = "No drift that CE cannot see: no watched number moved while CE stood still."
+        text = "No drift that CE cannot see: no watched number moved while CE did not move."
     if with_ce:
         text += f" Moved while CE moved: {_list(with_ce)}."
     if any(movement.quantity in SHIFT_KEYS for movement in with_ce):

@@ -225,7 +225,7 @@ def certain_rejection(
     spike: float,
     thresholds: Thresholds,
 ) -> str | None:
-    """The endpoint that rejects a running arm whatever its remaining steps bring, in a phrase; None while it may be accepted.
+    """The endpoint that rejects a running arm regardless of its remaining steps, in a phrase; None while it may be accepted.
 
     Only endpoints that cannot fall again are read: maxima, and counts of events over the number of steps of the whole run. If one
     of them is beyond its limit against the finished CE run, the optimizer part of the one-seed verdict fails at the end too. The

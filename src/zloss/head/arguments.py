@@ -67,7 +67,7 @@ class Targets:
     """The shape of `target` as the caller passed it."""
 
     def weighted(self, value_T: Tensor) -> Tensor:
-        """w_t·value_t, 0 at ignored tokens whatever they hold."""
+        """w_t·value_t, 0 at ignored tokens, whatever their value."""
         weighted_T = self.weight_T * value_T
         return weighted_T if self.all_valid else torch.where(self.valid_T, weighted_T, 0)
 

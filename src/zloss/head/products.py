@@ -333,7 +333,7 @@ class HeadGradients:
         self._bias_V = torch.zeros(shape_VD[0], dtype=dtype, device=device) if wants_bias else None
         self._weight_VD: Tensor | None = None
         self._empty = problem.weight_grad_buffer is None
-        """Whether nothing was added to dW yet; memory of our own starts uninitialised."""
+        """Whether nothing was added to dW yet; a buffer we allocate starts uninitialized."""
         if wants_weight:
             self._weight_VD = problem.weight_grad_buffer
             if self._weight_VD is None:

@@ -1,4 +1,4 @@
-"""NeMo AutoModel: CE + Z as the `loss_fn` of a recipe, and a recipe that logs the two apart.
+"""NeMo AutoModel: CE + Z as the `loss_fn` of a recipe, and a recipe that logs the two separately.
 
 recipe: zloss.integrations.nemo.ZLossRecipe
 loss_fn:

@@ -147,7 +147,7 @@ def _convert(file: Path, folder: Path) -> dict[str, Any]:
                 gguf_file=file.name,
                 dtype=torch.float32,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # `check_loaded` refuses them by name
+                ignore_mismatched_sizes=True,  # `check_loaded` raises an error that names them
             )
     except Exception as error:
         raise CheckpointError(f"{file} cannot be read as a GGUF language model: {first_line(error)}.") from error

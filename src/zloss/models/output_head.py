@@ -1,7 +1,7 @@
 """The output head of a language model: its weight, bias, logit scale and softcap, the hidden states it receives, and a check that
 it reproduces the logits of the model.
 
-Scale and softcap are read from the config. An architecture may do something to its logits that `find_head` does not know, and
+Scale and softcap are read from the config. An architecture may do something to its logits that `find_head` does not handle, and
 every number of an audit would be wrong; `check_head` compares the logits with the model's.
 """
 

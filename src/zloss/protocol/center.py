@@ -81,7 +81,7 @@ def center_checkpoint(
     refuse_overlap(out, [Path(name) for name in (config.model, *config.texts) if os.path.exists(name)])
     check_folder(out)
     check_folder(out.parent)
-    # Here too: a run that was killed after its copy was in place is followed by one that is refused.
+    # Here too: a run that was killed after its copy was in place makes the next run fail.
     remove_abandoned(out.parent)
     _refuse_filled(out, force)
     here = Path.cwd()

@@ -75,7 +75,7 @@ def run_drift(
 ) -> Drift:
     """The record of the run; every finished checkpoint is kept in `folder` and not measured again.
 
-    `force`: replace the result of something else that `folder` holds.
+    `force`: replace the results of a different experiment in `folder`.
     Every checkpoint is checked before the first one is measured: config, tokenizer, text, and the headers of local weights.
     """
     started, begin = datetime.now(UTC), time.perf_counter()
@@ -202,7 +202,7 @@ def _folders(folder: Path) -> list[Path]:
     """The checkpoints inside a folder where it holds some, else the folder itself."""
     check_not_bare_weights(str(folder))
     if not folder.is_dir():
-        raise CheckpointError(f"there is no folder {folder}: a Hugging Face id needs `revisions`.")
+        raise CheckpointError(f"folder {folder} does not exist: a Hugging Face id needs `revisions`.")
     children = [child for child in sorted(folder.iterdir()) if child.is_dir() and step_of(child.name) is not None]
     found = [child for child in children if (child / CONFIG_FILE).is_file()]
     for place in found or (folder, *children):

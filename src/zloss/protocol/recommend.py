@@ -105,7 +105,7 @@ def run_recommendation(
 ) -> Recommendation:
     """The record. Audits and finished runs are kept in `folder`, so the same call resumes after an interruption.
 
-    `force`: replace the result of something else that `folder` holds. `job`: this process among several, all of which make
+    `force`: replace the results of a different experiment in `folder`. `job`: this process among several, all of which make
     this call and return the same record.
     Bad input is refused before the first model is loaded; too small a budget, after a few timed steps.
     """
@@ -258,7 +258,7 @@ class _Work:
         return report, job.from_first(new_plan)
 
     def _earlier_plan(self, start: Start) -> tuple[str, RecommendPlan | None]:
-        """(identity of the runs, the plan in the folder); one of other settings is refused, a damaged one is rewritten."""
+        """(identity of the runs, the plan in the folder); a plan with other settings is rejected, a damaged one is rewritten."""
         texts = f"{start.data.train.fingerprint()} {start.data.valid.fingerprint()}"
         identity = self.config.fingerprint(f"{model_fingerprint(start.checkpoint)} {texts}")
         try:
@@ -333,8 +333,8 @@ class _Work:
     def _confirm(self, start: Start, plan: RecommendPlan, trials: Trials) -> Trials:
         """The trials with the runs of the carried arm, of its reference and of CE on the further seeds.
 
-        Time that is left after the planned seeds goes into more of them, up to five, whatever their runs say: stopping at the
-        first good answer would favour good answers.
+        Time left after the planned seeds is spent on more seeds, up to five, regardless of their results: stopping at the
+        first good answer would favor good answers.
         """
         carried, planned = trials.carried, plan.seeds[1:]
         if carried is None and not trials.shift_matters:
@@ -547,7 +547,7 @@ def _keep_record(file: Path, made: Kept | None, identity: str) -> Kept:
     if made.status == "partial":
         raise KeyboardInterrupt
     extra = {**made.provenance.extra, IDENTITY: _short(identity)}
-    # A page tells nothing of the folders of a machine.
+    # A page does not reveal local paths.
     named = replace(made.model, name=Path(made.model.name).name)
     write_record(file, replace(made, model=named, provenance=replace(made.provenance, extra=extra)))
     return read_record(file, type(made))

@@ -82,7 +82,7 @@ def check_files_fit(model: str) -> None:
     path = Path(model)
     files = list(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
     size = sum(file.stat().st_size for file in files if file.suffix in WEIGHTS)
-    # Files of 16 bits hold half the bytes of the fp32 weights, so this refuses less than it could, never too much.
+    # Files of 16 bits hold half the bytes of the fp32 weights, so this check may accept too much but never rejects too much.
     _check_memory(model, (1 + COPIES) * size)
 
 

@@ -42,7 +42,7 @@ class VerdictPart:
     reason: str
     """One sentence; for an open part, what would settle it."""
     numbers: dict[str, Any] = field(default_factory=dict)
-    """What the sentence rests on, by name."""
+    """The numbers behind the sentence, by name."""
     interval: Interval | None = None
     """The interval of the difference; None if there is none, as with one seed."""
 

@@ -43,14 +43,14 @@ def check_folder(folder: Path) -> None:
             raise UnwritableFolderError(
                 f"cannot write to {folder}: {existing} is not a writable folder. Choose another folder."
             )
-        # A new file under a name that nobody knows before, so that it cannot be a link that somebody put there.
+        # A new file with an unpredictable name, so that nobody can have placed a link there.
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".zloss-") as probe:
             probe.write(b"0")
             probe.flush()
 
 
 def _exists(path: Path) -> bool:
-    """Whether there is something at `path`; an error where the system refuses to say, as for a name that is too long."""
+    """Whether there is something at `path`; an error where the system cannot tell, as for a name that is too long."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -169,7 +169,7 @@ class Owner:
 
 
 def place_of(model: str) -> str:
-    """A checksum of where a local model lies, which tells nothing of the folders; empty for a name on the hub."""
+    """A checksum of a local model's path, which does not reveal the folders; empty for a name on the Hub."""
     path = Path(model)
     return hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16] if path.exists() else ""
 

@@ -136,7 +136,7 @@ def share(path: Path) -> None:
 def why_not_written(error: BaseException) -> str | None:
     """The reason where somebody's error says that a write failed; None if it is about something else.
 
-    Libraries written in Rust and C++ have errors of their own for a full disk.
+    Libraries written in Rust and C++ raise their own errors when the disk is full.
     """
     if isinstance(error, OSError):
         return error.strerror or first_line(error)

@@ -212,7 +212,7 @@ class TargetModelSource:
     rounding_floor: float | None = None
     """The `delta_src` that rounding of the whole gradient in `dtype` alone can cause."""
     assumed: str | None = None
-    """λ and c that the fp64 source was made with, where the loss's own rounding blurs the identified ones."""
+    """λ and c that the fp64 source was made with, where rounding inside the loss makes the identified ones imprecise."""
     reason: str | None = None
     """Why figures are missing."""
 

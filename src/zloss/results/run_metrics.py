@@ -283,7 +283,7 @@ def write_metrics(folder: Path, metrics: RunMetrics) -> None:
 
 
 def read_metrics(folder: Path) -> RunMetrics:
-    """metrics.json of a run's folder; an impossible number, or two that contradict each other, are refused by their keys."""
+    """metrics.json of a run's folder; an impossible number, or two that contradict each other, raise an error that names their keys."""
     file = folder / METRICS_FILE
     data = read_object(file, advice=RUN_AGAIN)
     try:

@@ -218,7 +218,7 @@ def _trajectory(base: FinishedRun, run: FinishedRun) -> Trajectory:
 
 def _router_variants(pairings: Sequence[Pairing]) -> RouterVariants:
     """Scale and routing of every router variant, and how far its training losses are from the baseline's, which is first."""
-    # Matched runs share everything but the router loss, so the first run speaks for all.
+    # Matched runs share everything but the router loss, so the first run represents all of them.
     routing = pairings[0].runs[0].record.routing
     return RouterVariants(
         baseline=pairings[0].key[0],

@@ -180,7 +180,7 @@ def _check_names(folder: Path, config: dict[str, Any], record: RunMetrics) -> No
 def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
     """(finished runs in a folder of runs, names of unfinished ones), in the order of their names."""
     if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}: pass the output folder of `zloss train` or of recorded runs.")
+        raise InputError(f"folder {folder} does not exist: pass the output folder of `zloss train` or of recorded runs.")
     runs, unfinished = [], []
     for place in sorted(path.parent for path in folder.glob(f"*/{CONFIG_FILE}")):
         if not read_object(place / CONFIG_FILE, advice=RUN_AGAIN).keys() >= REQUIRED:
@@ -200,7 +200,7 @@ def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
 
 
 def check_pair(baseline: FinishedRun, run: FinishedRun) -> None:
-    """Refuse a pair that differs in anything but the method, naming the first fields that differ."""
+    """Reject a pair that differs in anything but the method, naming the first fields that differ."""
     mine, theirs = run.experiment(), baseline.experiment()
     if run.seed == baseline.seed:
         # Weights of a model from scratch follow the seed: they have to agree between the runs of one seed.
@@ -311,7 +311,7 @@ def baseline_runs(runs: Sequence[FinishedRun], name: str | None) -> list[Finishe
     found = [run for run in runs if run.method == method and coef in (None, run.coef)]
     if not found:
         known = ", ".join(sorted({run.method for run in runs}))
-        raise InputError(f"there is no run of the baseline {name!r}: expected one of {known}.")
+        raise InputError(f"no run uses the baseline {name!r}: expected one of {known}.")
     coefs = sorted({run.coef for run in found})
     if len(coefs) > 1:
         raise InputError(

@@ -225,7 +225,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 def read_adam_state(file: str) -> dict[str, Any]:
     """The `state_dict` in a file, read without unpickling code."""
     if not Path(file).is_file():
-        raise CheckpointError(f"there is no file {file} for `optimizer_state`.")
+        raise CheckpointError(f"`optimizer_state`: file {file} does not exist.")
     try:
         found: Any = torch.load(file, map_location="cpu", weights_only=True)
         found = found.get("optimizer", found)

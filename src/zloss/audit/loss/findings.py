@@ -779,7 +779,7 @@ def reported_z_no_gradient(e: Evidence) -> Finding:
     if plain is None:
         return not_applicable("The loss does not report Z separately.")
     if not plain.requires_grad:
-        return passed("The reported Z is openly detached: nobody can train on it by mistake.")
+        return passed("The reported Z is explicitly detached, so it cannot be trained on by mistake.")
     witness = e.witness(f"norm of the gradient of `{plain.name}` at the logits", 0.0, float(outcome.grad_TV.norm()))
     try:
         norm = float(e.call(probe, through=plain.name).grad_TV.norm())
@@ -1112,7 +1112,7 @@ def size_dependent(e: Evidence) -> Finding:
     if not same:
         untried = "No other size was tried, to save time (`thorough=True` tries them)."
         return not_applicable("The loss accepts no other size." if refused else untried)
-    notes = f" It refuses {len(refused)} sizes." if refused else ""
+    notes = f" It rejects {len(refused)} sizes." if refused else ""
     if left_out:
         notes += f" Not tried, to save time: {'; '.join(one.words for one in left_out)} (`thorough=True`)."
     tokens, vocab = (max(one.shape[i] for one in same) for i in (0, 1))
@@ -1211,7 +1211,7 @@ def ignored_tokens_leak(e: Evidence) -> Finding:
 def differs_from_expected(e: Evidence) -> Finding:
     """Does the loss apply what its user believes, within 1e-3 or the stated uncertainty?
 
-    What another finding already reports is not reported again, and it is no pass.
+    What another finding already reports is not reported again, but does not count as a pass.
     """
     expect, got, ident = e.expect, e.ident.identified, e.ident
     if not expect:

@@ -195,7 +195,7 @@ def take_draw(box: BlackBox, space: Space, seed: int, dtype: torch.dtype, names:
 def identify(box: BlackBox, space: Space, seed: int) -> Identification:
     """Probe one loss, name what it applies, and confirm that on a second draw.
 
-    `box` is left as the loss wants to be called: `targets` and `added` are set on it.
+    `box` is left with the calling convention of the loss: `targets` and `added` are set on it.
     """
     space, special = _special_classes(box, space)
     dtype = accepted_dtype(box, space, seed)
@@ -395,7 +395,7 @@ def _other_form(ident: Identification, box: BlackBox) -> Identification:
         return unexplained(
             ident,
             "The gradient of a token is not made of p, onehot(y) and 1/V alone, as those of cross-entropy and of penalties "
-            f"on log Z are: the loss changes its {changed} in a way the audit does not know, or adds another term.",
+            f"on log Z are: the loss changes its {changed} in a way the audit does not recognize, or adds another term.",
         )
     view = source_view(rows)
     if view is None:
@@ -507,7 +507,7 @@ BATCHES = ((1, 1.0), (1, 0.25), (1, 0.625), (2, 1.0), (2, 0.375), (4, 1.0))
 CONSTANT = 2e-3
 """Relative spread below which weight × denominator counts as constant; N and N + 1 differ by 6 % at 16 tokens."""
 NO_CE = 1e-9
-"""A weight on CE below this is no CE: a penalty was audited alone."""
+"""A weight on CE below this does not count as CE: a penalty was audited alone."""
 
 
 def weigh_batches(box: BlackBox, ident: Identification, seed: int) -> tuple[tuple[Weights, ...], bool]:
@@ -703,7 +703,7 @@ def _describe(ident: Identification, rule: str | None) -> Identified:
     elif len(model.penalties) == 2:
         factorized = chosen.quantities == SUMS[0]
         words = "log Z and log Z − μ (row-centered), two penalties"
-        words = "log Z − μ and μ, penalised apart (factorized)" if factorized else words
+        words = "log Z − μ and μ, penalized separately (factorized)" if factorized else words
         name, second, coordinate = "shift" if factorized else "centered", model.penalties[1], "other"
         extra = {f"{name}_coef": second.coef, f"{name}_target": second.target}
     shared = chosen.shared or (ce_weights == "groups" and all(w.shared for w in spread))
@@ -741,7 +741,7 @@ def _pattern(rows: Rows) -> str:
     return "class"
 
 
-# Classes that the loss treats apart, moved targets, returned parts.
+# Classes that the loss treats separately, moved targets, returned parts.
 
 MOST_CLASSES, MOST_SPECIAL = 4096, 4
 """Vocabulary up to which every class is tried as a target; more classes that differ are class weights in general."""
@@ -938,7 +938,7 @@ def _same_curve(ident: Identification) -> bool:
 
 
 def _on_dense_head(box: BlackBox, ident: Identification, seed: int) -> Identification | None:
-    """Refuted if a dense hidden of another width shows that something else than hidden @ weightᵀ enters."""
+    """Refuted if a dense hidden of another width shows that something other than hidden @ weightᵀ enters."""
     if not box.linear or not ident.plain:
         return None
     wide = DENSE_WIDTH + 16 * (ident.space.width == DENSE_WIDTH)

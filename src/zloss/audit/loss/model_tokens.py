@@ -1,6 +1,6 @@
 """The applied source against fp64 (paper eq:backward_deltas, Δ_src): on audited logits, and on the tokens of a model.
 
-The Z source is what the gradient holds beyond cross-entropy: the difference to the loss with Z off where that is given, else
+The Z source is what the gradient holds beyond cross-entropy: the difference from the loss with Z off where that is given, else
 to the fp64 cross-entropy gradient. In the second case the rounding of the CE part counts too; the rounding floor says how much of
 Δ_src that alone can be. On a model's text, a loss of (logits, target) is compared at the logits; one of (hidden, weight, target)
 gets the hidden states and the head, and is compared at ∂/∂hidden = Wᵀδ and ∂/∂weight = δᵀu.
@@ -51,7 +51,7 @@ TINY = torch.finfo(torch.float64).tiny
 def audited_probe(
     ident: Identification, logits: Tensor | None, target: Tensor | None, ignore_index: int, seed: int
 ) -> tuple[Probe, torch.dtype]:
-    """The given logits, or continuous ones of our own in fp32; and the dtype the loss is to see."""
+    """The given logits, or synthetic continuous ones in fp32; and the dtype that the loss receives."""
     space = ident.space
     if logits is None:
         if target is not None:
@@ -305,7 +305,7 @@ def source_on_model(
 def _unblurred(ident: Identification) -> tuple[Identification, str | None]:
     """A loss of low precision with the usual λ and c inside the identified intervals, and a sentence that says so.
 
-    Its own rounding blurs what was identified, c most of all. If 0 or log V is inside the interval it is used as c, with the λ
+    The loss's own rounding makes the identified values less precise, c most of all. If 0 or log V is inside the interval it is used as c, with the λ
     that has the fewest digits; otherwise nothing is assumed, because a wrong c would be read as an error of the source.
     """
     got, model = ident.identified, ident.model

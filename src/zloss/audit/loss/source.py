@@ -228,7 +228,7 @@ class Rows:
 
     @property
     def groups(self) -> list[Tensor]:
-        """bool masks: saturated rows of any batch, and the other rows batch by batch; wide ones apart."""
+        """bool masks: saturated rows of any batch, and the other rows batch by batch; wide ones separately."""
         wide = torch.tensor([probe.name == "wide" for probe, _ in self.parts])[self.batch_T]
         masks = [self.saturated_T & ~wide, self.saturated_T & wide]
         masks += [~self.saturated_T & (self.batch_T == i) for i in range(len(self.parts))]

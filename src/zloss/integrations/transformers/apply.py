@@ -313,7 +313,7 @@ class ModelSupport:
     """"exact": loss and gradients equal CE + Z of the model's own logits; "refused": `apply` or the first step raises,
     with the reason; "not built": no small model of the class could be made, so it was not tried."""
     detail: str
-    """The refusal, or why no small model was built."""
+    """The error, or why no small model was built."""
 
 
 @dataclass(frozen=True)
