@@ -75,8 +75,8 @@ class Objective(ABC):
     @property
     @abstractmethod
     def active(self) -> bool:
-        """False when every coefficient is None or 0: then the objective is cross-entropy, bit for bit. A tensor counts as on,
-        whatever it holds."""
+        """False when every coefficient is None or 0: then the objective is cross-entropy, bit for bit. A tensor always
+        counts as on."""
 
     def coefficients(self) -> dict[str, Coef]:
         """The fields whose names end in "coef", by name.

@@ -29,8 +29,8 @@ class Reproduce:
     list_: Annotated[bool, tyro.conf.arg(name="list")] = False
     """Show the labels and do nothing else."""
     profile: Literal["paper", "cpu", "smoke"] = "cpu"
-    """paper: the paper's models, corpora, token counts and seeds; cpu: offline, audits on SmolLM2 in minutes, training on a separate
-    small model in about an hour for all tables; smoke: seconds."""
+    """paper: the paper's models, corpora, token counts and seeds; cpu: offline, audits on SmolLM2 in minutes, training on a
+    separate small model in about an hour for all tables; smoke: seconds."""
     model: Annotated[tuple[str, ...], Option(metavar="MODEL", repeated=True)] = ()
     """Models instead of the profile's: a folder in the Hugging Face format, an id or a GGUF file; NAME=FOLDER for a local
     copy of one of the paper's models, NAME alone to select one. Repeat to append."""

@@ -31,7 +31,7 @@ ORDER = tuple(
         *(stages.DECOMPOSITION, stages.TRANSPORT, stages.PATHWAY, stages.OPTIMIZER),
     )
 )
-"""The order in which to look at stages that fired: first what every other number depends on, last what follows from the others."""
+"""The order in which to check stages that fired: first what every other number depends on, last what follows from the others."""
 
 
 def ordered_stages(decisions: Sequence[Decision]) -> tuple[str, ...]:

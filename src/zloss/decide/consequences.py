@@ -69,7 +69,10 @@ def shift_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
         return found(raw, matters=False if why else None, reason=sentence(why or f"{storage} logits overflow"))
     bits = math.log2(raw / centered) if raw > 0 and centered > 0 else 0.0
     enough = raw >= limits.shift_noise and bits >= limits.shift_bits
-    said = f"{storage} logits perturb a token's log-probability by {raw:.3f} nat (RMS), {centered:.3f} nat once the head is centered"
+    said = (
+        f"{storage} logits perturb a token's log-probability by {raw:.3f} nat (RMS), "
+        f"{centered:.3f} nat once the head is centered"
+    )
     if raw < limits.shift_noise:
         worth = f"less than {limits.shift_noise:g} nat does not matter"
     elif bits < 0:

@@ -301,7 +301,7 @@ def router_reduction(
     """The s_rel farthest from 1: measured from a router loss, applied in compared runs, or that of a stated convention.
 
     A measured gradient that no squared log-normalizer explains has no s_rel, and fires by itself; so does a negative scale. A
-    measurement that could not tell the penalty has no s_rel either, and does not fire.
+    measurement that could not identify the penalty has no s_rel either, and does not fire.
     """
     tolerance, router = thresholds.router_scale_tolerance, None if report is None else report.router
     # An audit that left the routers out has a reason for it.

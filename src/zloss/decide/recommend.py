@@ -229,7 +229,7 @@ def certain_rejection(
 
     Only endpoints that cannot fall again are read: maxima, and counts of events over the number of steps of the whole run. If one
     of them is beyond its limit against the finished CE run, the optimizer part of the one-seed verdict fails at the end too. The
-    rank of an arm never stops it: early PPL favours CE, and an early P_Z the largest λ.
+    rank of an arm never stops it: early PPL favors CE, and an early P_Z the largest λ.
 
     `records`: the steps so far; `baseline`: the endpoints of the CE run by key; `steps`: steps of the whole run.
     """

@@ -242,7 +242,7 @@ def _check_shapes(
 
 
 def _check_gradient_buffer(buffer: Tensor, weight: Tensor, dtype: torch.dtype, options: HeadOptions) -> None:
-    """Refuse a buffer that could not take dW, or would take it twice.
+    """Reject a buffer that could not take dW, or would take it twice.
 
     For "mean" and "sum" the gradients are formed in the forward pass, so dW is in the buffer as soon as the loss returns,
     and `weight.grad` stays as it was. The upstream gradient must be 1: factors of the loss (a loss scale, 1/micro-batches)

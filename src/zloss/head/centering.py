@@ -22,7 +22,7 @@ def center_head_(
     """Write W − 1w̄ (and b − b̄) into an untied head: softmax and cross-entropy stay, μ becomes 0 (paper eq:centered_head).
 
     Pass `model`, the model that holds the head, or its input embedding (module or table): a head whose weight another
-    module of it holds is tied and is refused, because writing would also change every input embedding. Without `model`
+    module of it holds is tied and is rejected, because writing would also change every input embedding. Without `model`
     only the `nn.Linear` itself is seen, and it cannot tell which modules share its weight: leave `model` out only for a head
     that is known to be untied. Rows from `valid_vocab` on are padding: they are
     outside the mean, and it is subtracted from them too, so that a softmax over all rows stays as well.

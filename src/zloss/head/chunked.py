@@ -214,7 +214,7 @@ def refuse_double_backward() -> None:
 
 
 def _require_first_unit_backward(upstream: Tensor, *, first: bool) -> None:
-    """Refuse a second backward pass, or one whose upstream gradient is not 1: dW is in the buffer already."""
+    """Reject a second backward pass, or one whose upstream gradient is not 1: dW is in the buffer already."""
     if upstream.device.type != "cpu":
         # Checked on the device: reading the value here would stall the stream.
         torch._assert_async(upstream == 1, "with `weight_grad_buffer` the upstream gradient must be 1")
@@ -285,7 +285,7 @@ class Chunk(NamedTuple):
     target_slope_C: Tensor | None
     """Slope of the softcap at the target; None without a softcap."""
     projected_CD: Tensor | None
-    """exp(z − m) W, unnormalised; the E W of local rows if the problem's projection is partial."""
+    """exp(z − m) W, unnormalized; the E W of local rows if the problem's projection is partial."""
     target_rows_CD: Tensor | None
     """W[y], where a sum over ranks was needed to have it on each."""
     mean_row_D: Tensor | None

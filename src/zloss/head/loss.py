@@ -279,7 +279,7 @@ def outside_compile(function: Callable[P, R], unless: Callable[P, bool] | None =
 
 
 def _is_traceable(*tensors: Tensor | None) -> bool:
-    """Whether the compiler may trace a loss of these tensors. A loss of DTensors compares arguments across ranks and cannot be traced."""
+    """Whether the compiler may trace a loss of these tensors: not of DTensors, whose ranks compare their arguments."""
     return not any(is_dtensor(tensor) for tensor in tensors)
 
 

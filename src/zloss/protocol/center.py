@@ -191,7 +191,7 @@ def source_folder(name: str) -> Iterator[Path]:
 
 
 def refuse_overlap(out: Path, inputs: Sequence[Path]) -> None:
-    """Refuse an `out` where writing to it would change or remove one of the `inputs`, files or folders; `force` does not help.
+    """Reject an `out` where writing to it would change or remove one of the `inputs`, files or folders; `force` does not help.
 
     Folders are compared by identity, so links, relative paths and the case of letters make no difference.
     """

@@ -107,7 +107,7 @@ def run_recommendation(
 
     `force`: replace the results of a different experiment in `folder`. `job`: this process among several, all of which make
     this call and return the same record.
-    Bad input is refused before the first model is loaded; too small a budget, after a few timed steps.
+    Bad input is rejected before the first model is loaded; too small a budget, after a few timed steps.
     """
     work = _Work(config, folder, job, thresholds, progress, view, say, command)
     recorded = work.job.from_first(work.open, force=force)
@@ -185,7 +185,7 @@ class _Work:
         return recorded
 
     def check_inputs(self) -> None:
-        """Refuse a folder, texts, a state of Adam or a size of the model that cannot be used."""
+        """Reject a folder, texts, a state of Adam or a size of the model that cannot be used."""
         config = self.config
         check_folder(self.folder)
         for arm in named_arms(config.methods):
@@ -205,7 +205,7 @@ class _Work:
             first = config.train_config(CE_ARM, config.seeds[0], config.steps or LEAST_STEPS)
             start = self.job.together(prepare_start, first)
             self.job.from_first(check_training_fits, start.checkpoint)
-            for arm in named_arms(config.methods):  # refused here if this model cannot be trained with it
+            for arm in named_arms(config.methods):  # rejected here if this model cannot be trained with it
                 run_loss(replace(first, method=arm.method, coef=arm.coef), start.checkpoint, start.data.train)
         return start
 
@@ -273,7 +273,7 @@ class _Work:
         return identity, found
 
     def _check_budget(self, cost: RunCost, steps: int | None) -> None:
-        """Refuse a budget that has no room for one arm on two seeds, before the audit begins."""
+        """Reject a budget that has no room for one arm on two seeds, before the audit begins."""
         config, audit = self.config, audit_seconds(self.config, cost)
         speed = speed_of(config, cost, steps, self.seconds + audit)
         plan_time([Arm(STANDARD, 0.0)], (0, 1), speed, budget=config.budget_seconds, steps=steps)

@@ -78,7 +78,7 @@ Half = Literal["selection", "confirmation"]
 
 
 def check_files_fit(model: str) -> None:
-    """Refuse a local model whose weights alone, loaded and trained, exceed free memory; unknown sizes pass."""
+    """Reject a local model whose weights alone, loaded and trained, exceed free memory; unknown sizes pass."""
     path = Path(model)
     files = list(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
     size = sum(file.stat().st_size for file in files if file.suffix in WEIGHTS)
@@ -87,7 +87,7 @@ def check_files_fit(model: str) -> None:
 
 
 def check_training_fits(checkpoint: Checkpoint) -> None:
-    """Refuse a loaded model whose training needs more than the free memory."""
+    """Reject a loaded model whose training needs more than the free memory."""
     trained = [parameter for parameter in checkpoint.model.parameters() if parameter.is_floating_point()]
     _check_memory(checkpoint.name, COPIES * sum(4 * parameter.numel() for parameter in trained))
 
@@ -267,7 +267,7 @@ def plan_sentence(plan: RecommendPlan) -> str:
 
 
 def kept_run(place: Path, arm: Arm, config: TrainConfig, start: Start) -> FinishedRun | ArmResult | None:
-    """The run that `place` holds, finished or stopped early; None if it is still to be made. Other settings are refused."""
+    """The run that `place` holds, finished or stopped early; None if it is still to be made. Other settings are rejected."""
     found = read_run(place) if is_finished(place) else stopped_arm(place, arm)
     if found is not None:
         check_finished(place, config, start)

@@ -330,14 +330,14 @@ class Heads:
 
 @dataclass(frozen=True)
 class Spacing:
-    """Gap between neighbouring floats at the p99.9 row maximum: logits closer than this merge when stored so."""
+    """Gap between neighboring floats at the p99.9 row maximum: logits closer than this merge when stored so."""
 
     row_max_999: float | None = None
     """p99.9 of the row maximum."""
     bf16_spacing: float | None = None
-    """Gap between neighbouring bf16 numbers there."""
+    """Gap between neighboring bf16 numbers there."""
     fp16_spacing: float | None = None
-    """Gap between neighbouring fp16 numbers there; None above 65504, where fp16 overflows."""
+    """Gap between neighboring fp16 numbers there; None above 65504, where fp16 overflows."""
 
 
 @dataclass(frozen=True)

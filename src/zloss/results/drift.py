@@ -144,7 +144,7 @@ class Drift(ResultRecord):
     checkpoints: tuple[DriftCheckpoint, ...]
     """In the order of their steps."""
     ce_changes: tuple[CeChange, ...]
-    """CE between neighbouring checkpoints."""
+    """CE between neighboring checkpoints."""
     movements: tuple[Movement, ...]
     """One per watched number and coordinate."""
     finding: str

@@ -105,16 +105,16 @@ class Identified:
     target: float | None
     """c, in nats, at the vocabulary `vocab`; None if the penalty has none or it could not be determined."""
     coordinate: str | None
-    """The logits whose log-normalizer is penalised: "raw", "centered", "max_shifted" or "other"; None without a Z."""
+    """The logits whose log-normalizer is penalized: "raw", "centered", "max_shifted" or "other"; None without a Z."""
     ce_denominator: str
-    """D_ce, the count that CE is divided by: "valid", "all", "sum" (1), "mean" where masks are refused, "none" without CE, or
+    """D_ce, the count that CE is divided by: "valid", "all", "sum" (1), "mean" where masks are rejected, "none" without CE, or
     "other"."""
     z_denominator: str | None
     """D_z, in the same words; None without a Z."""
     uncertainty: Uncertainty
     """How exact the numbers are."""
     penalty: str = "none"
-    """The penalised quantity in words; says more than `coordinate` where that is "other"."""
+    """The penalized quantity in words; says more than `coordinate` where that is "other"."""
     target_rule: str | None = None
     """ "constant", or "log_v" where c follows the vocabulary; None if no second vocabulary could be probed."""
     vocab: int | None = None

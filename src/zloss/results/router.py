@@ -104,7 +104,7 @@ EXPLAINED = 1e-3
 """Residual up to which a penalty explains a gradient; fp32 gradients leave 1e-6 to 1e-4."""
 
 DROWNED = 0.1
-"""Share of the gradient above which rounding hides the difference."""
+"""If rounding can account for more than this share of the gradient, the penalty cannot be determined."""
 AGAIN = "Measure in fp32 or fp64, with a larger coefficient, or on another batch."
 SENTENCES: dict[str, str] = {
     "nothing_applied": "Nothing is applied: the gradient is the same with the coefficient on and off.",

@@ -219,7 +219,7 @@ class TrainConfig(TextOptions):
     precision: Precision = "fp32"
     """bf16 autocast or fp32; the weights are fp32 in either case."""
     head: HeadKind = "fused"
-    """fused: logits are never kept. paper: materialised logits in the autocast dtype, centered by their fp32 shift."""
+    """fused: logits are never kept. paper: materialized logits in the autocast dtype, centered by their fp32 shift."""
 
     optimizer_state: Annotated[str | None, Option(metavar="FILE")] = field(
         default=None, metadata=written_with("optimizer_state")

@@ -218,7 +218,7 @@ class RunMetrics(ResultRecord):
     """Keys of a newer version of this file."""
 
     def check(self) -> None:
-        """Refuse numbers that contradict each other, naming their keys."""
+        """Reject numbers that contradict each other, naming their keys."""
         blocks, bad = self.validation_blocks, self.valid_nonfinite.nan + self.valid_nonfinite.inf
         refuse(
             (
@@ -283,7 +283,7 @@ def write_metrics(folder: Path, metrics: RunMetrics) -> None:
 
 
 def read_metrics(folder: Path) -> RunMetrics:
-    """metrics.json of a run's folder; an impossible number, or two that contradict each other, raise an error that names their keys."""
+    """metrics.json of a run's folder; an impossible number, or two that contradict each other, raise an error with their keys."""
     file = folder / METRICS_FILE
     data = read_object(file, advice=RUN_AGAIN)
     try:

@@ -51,7 +51,7 @@ def compare_runs(
     unfinished: Sequence[str] = (),
     thresholds: Thresholds | None = None,
 ) -> Comparison:
-    """Pair by seed, refuse what is not matched, and evaluate every method.
+    """Pair by seed, reject what is not matched, and evaluate every method.
 
     The default `baseline` is CE, and the token-layer mean among router variants. `diagnosed` replaces the quantity that
     each method is meant to lower.
@@ -298,7 +298,7 @@ def step_means(seeds: Sequence[Sequence[StepRecord]], key: str) -> list[float]:
 
 
 def _thinned(means: Sequence[float]) -> Curve:
-    """Means over neighbouring steps, so that at most POINTS remain."""
+    """Means over neighboring steps, so that at most POINTS remain."""
     length = len(means)
     width = max(1, math.ceil(length / POINTS))
     points: list[tuple[int, float]] = []

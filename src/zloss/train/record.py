@@ -113,7 +113,7 @@ def record_run(
     `method`, `coef`: name and coefficient of a method that is not an objective of tokens, such as "mu-loss"; by default those of
     the objective.
     `optimizer`: for the learning rate and samples of Adam's state. `clip`: the threshold at which the loop clips.
-    `settings`: everything else that defines the experiment, as JSON values; runs that differ in one are refused as a pair.
+    `settings`: everything else that defines the experiment, as JSON values; runs that differ in one are rejected as a pair.
 
     Scaling: losses of a step are per valid token of all its micro-batches, whatever divisor the loop uses.
     """

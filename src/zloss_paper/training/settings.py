@@ -118,7 +118,7 @@ class TrainingTable:
 
     @property
     def paper_run(self) -> TrainConfig:
-        """The run at the paper's scale: bf16 autocast, materialised logits; `TrainConfig` has the paper's optimizer."""
+        """The run at the paper's scale: bf16 autocast, materialized logits; `TrainConfig` has the paper's optimizer."""
         model, corpus = MODEL_IDS[self.model], CORPUS_NAMES[self.corpus]
         base = TrainConfig(model=model, corpus=corpus, block_size=256, precision="bf16", head="paper")
         return replace(base, **{"micro_batch": 8, "accumulate": 2, **self.run})
@@ -196,7 +196,7 @@ def _deviations(config: TrainingTableConfig, table: TrainingTable, other_model: 
     if ours.lr != paper.lr:
         found.append(f"the learning rate is {ours.lr:g} (ours), not {paper.lr:g}")
     if (ours.precision, ours.head) != (paper.precision, paper.head):
-        found.append(f"{ours.precision} with the {ours.head} head, not {paper.precision} with materialised logits")
+        found.append(f"{ours.precision} with the {ours.head} head, not {paper.precision} with materialized logits")
     if len(config.seeds) != len(table.seeds):
         found.append(f"{len(config.seeds)} seeds, not {len(table.seeds)}")
     if not found and (ours.blocks, ours.block_size) != (paper.blocks, paper.block_size):

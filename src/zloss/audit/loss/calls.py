@@ -306,7 +306,7 @@ def find_call(box: BlackBox, space: Space, logits: Tensor | None) -> Space:
 
 
 def _refusal(box: BlackBox, space: Space) -> LossCallError | None:
-    """None if the loss runs, with or without a batch axis, with weight [V, D] or [D, V], in fp32 or fp64; else the error it raised."""
+    """None if the loss runs, with or without a batch axis, with weight [V, D] or [D, V], in fp32 or fp64; else its error."""
     logits = torch.randn(1, space.width, generator=probes.seeded(0), dtype=torch.float64).expand(space.tokens, -1)
     target = probes.allowed(torch.arange(space.tokens) % space.lanes, space.lanes, space.avoid)
     probe = Probe(logits, target, space.lanes)

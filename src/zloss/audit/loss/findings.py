@@ -30,7 +30,7 @@ from zloss.audit.loss.identify import (
 )
 from zloss.audit.loss.model_tokens import audited_probe, beyond_rounding, bf16_input_error, measure_source
 from zloss.audit.loss.probes import Probe, draw, seeded
-from zloss.audit.loss.returned import Returned, recognise, reported_z
+from zloss.audit.loss.returned import Returned, recognize, reported_z
 from zloss.audit.loss.sizes import SizeTried, try_sizes
 from zloss.audit.loss.source import NOT_SQUARED, PROBABILITIES, UNIT, decompose, token_count
 from zloss.decide.stages import REMEDIES
@@ -116,7 +116,7 @@ class Evidence:
         if self.ident.masks_predicted:
             probe = draw("half ignored", self.ident.space, self.draw.seed)
             masked = None if (outcome := self.attempt(probe)) is None else (probe, outcome)
-        return recognise(self.ident, self.draw, self.expect.get("target"), masked)
+        return recognize(self.ident, self.draw, self.expect.get("target"), masked)
 
     @property
     def reported_z(self) -> Returned | None:
@@ -322,7 +322,7 @@ def low_precision_source(e: Evidence) -> Finding:
 def _in_16_bits(e: Evidence) -> Finding | None:
     """A finding if the loss applies a different objective to 16-bit logits, as under mixed precision.
 
-    Read from saturated rows, which 16 bits hold exactly. Where the target is the largest logit, CE has no gradient and only Z remains.
+    Read from saturated rows, which 16 bits hold exactly. Where the target is the largest logit, only Z has a gradient.
     """
     ident, got, model = e.ident, e.ident.identified, e.ident.model
     known = not got.has_z or got.coordinate in ("raw", "centered")
@@ -442,7 +442,7 @@ def _directions(e: Evidence) -> Iterator[tuple[str, Probe, Outcome, Tensor, floa
     """(words, batch, answer to it, direction, step) of every finite difference.
 
     Ordinary logits along the gradient, at random and along a shift; saturated ones along a shift and the top logit.
-    Cross-entropy is invariant to a common shift, so along it even a tiny Z is the only contribution; and λ(log Z − c)² is quadratic in the
+    Cross-entropy is invariant to a common shift, so along it even a tiny Z stands out; and λ(log Z − c)² is quadratic in the
     shift, so central differences are exact at steps far above rounding.
     """
     ident = e.ident
@@ -612,7 +612,9 @@ def denominator_mismatch(e: Evidence) -> Finding:
             _masked_witness(e) or witness,
         )
     if not ident.masks_accepted:
-        return passed("CE and Z share one denominator; the loss rejects ignored targets, so only batch sizes were varied.")
+        return passed(
+            "CE and Z share one denominator; the loss rejects ignored targets, so only batch sizes were varied."
+        )
     if named.ce_weights == "groups":
         return passed("Groups of tokens are averaged, then their means; CE and Z share these weights.", change)
     return passed(f"CE and Z share one denominator: {COUNT_WORDS[named.ce_denominator]}.", change)
@@ -659,7 +661,7 @@ def max_shifted(e: Evidence) -> Finding:
     coef, model = e.ident.identified.coef or 0.0, e.ident.model
     wanted = abs(2 * coef * 8.0 * len(probe.target_T) / model.count(model.z_denominator or "sum", probe))
     return found(
-        f"The penalised quantity is {e.ident.identified.penalty}: it is blind to a common shift of the logits, "
+        f"The penalized quantity is {e.ident.identified.penalty}: it is blind to a common shift of the logits, "
         "which is what Z-loss is meant to control. Add the row maximum back.",
         0.0,
         e.witness("change of the summed gradient when 8 is added to every logit", change, wanted),
@@ -875,12 +877,12 @@ def probabilities_not_logits(e: Evidence) -> Finding:
     if e.ident.fit is None or not set(e.ident.fit.quantities) & set(PROBABILITIES):
         return passed("Z is not computed from probabilities.")
     r = e.mixed[0]
-    penalised, log_z = (float(v.max() - v.min()) for v in (e.ident.fit.quantities[0].value(r), r.log_z_T))
+    penalized, log_z = (float(v.max() - v.min()) for v in (e.ident.fit.quantities[0].value(r), r.log_z_T))
     return found(
         "Z is the logsumexp of the probabilities: it lies between log V and log(V + e − 1) whatever the logits "
         "are, and nothing holds their normalizer. Pass the logits.",
         e.ident.identified.coef,
-        e.witness("range of the penalised quantity over the batch, against that of log Z", penalised, log_z),
+        e.witness("range of the penalized quantity over the batch, against that of log Z", penalized, log_z),
     )
 
 

@@ -39,7 +39,7 @@ TOTAL_LIMIT, TOTAL_LIMIT_16_BITS = 3e-4, 2e-2
 MOST_TOKENS = 256
 """Audited tokens at most: fp64 copies of [T, V] logits are large."""
 BF16_TOKENS, BF16_WIDTH, BF16_OFFSET = 64, 72, 20.0
-"""A dense head for bf16 inputs; between 16 and 32 neighbouring bf16 numbers are 0.125 apart."""
+"""A dense head for bf16 inputs; between 16 and 32 neighboring bf16 numbers are 0.125 apart."""
 ENTRIES = 2**23
 """Logits of one call at most: about ten fp64 copies of them live at once."""
 TINY = torch.finfo(torch.float64).tiny
@@ -113,7 +113,7 @@ def bf16_input_error(box: BlackBox, ident: Identification, seed: int) -> float |
     """‖dW − dW₆₄‖/‖dW₆₄‖ on dense bf16 hidden and weight, against fp64 of the same bf16 numbers.
 
     dW itself comes back in bf16, which alone costs about 2e-3; logits stored in bf16 cost 1e-2 and more. None where
-    the question does not arise: no linear loss, no model to compare with, or bf16 refused.
+    the question does not arise: no linear loss, no model to compare with, or bf16 rejected.
     """
     if not box.linear or not ident.plain or box.targets != "given":
         return None
@@ -305,7 +305,8 @@ def source_on_model(
 def _unblurred(ident: Identification) -> tuple[Identification, str | None]:
     """A loss of low precision with the usual λ and c inside the identified intervals, and a sentence that says so.
 
-    The loss's own rounding makes the identified values less precise, c most of all. If 0 or log V is inside the interval it is used as c, with the λ
+    Rounding in the loss makes the identified values imprecise, c most of all.
+    If 0 or log V is inside the interval it is used as c, with the λ
     that has the fewest digits; otherwise nothing is assumed, because a wrong c would be read as an error of the source.
     """
     got, model = ident.identified, ident.model

@@ -69,7 +69,7 @@ NO_WARP = Warp()
 
 @dataclass(frozen=True)
 class Quantity:
-    """One penalised quantity v, and where its source s goes: s·(k, g, m) and the shape of s at the logits."""
+    """One penalized quantity v, and where its source s goes: s·(k, g, m) and the shape of s at the logits."""
 
     name: str
     coordinate: str

@@ -59,7 +59,8 @@ def apply(
 
     `model`: a causal, conditional-generation or multimodal model of transformers, bare or inside PEFT, DDP, FSDP2 or
     torch.compile, in either order. Evaluation, generation, state dict and signature do not change. A model whose loss
-    cannot be reproduced exactly is refused by name: here if its configuration shows it, else in the first training step.
+    cannot be reproduced exactly is rejected with an error that names it: here if its configuration shows it, else in the first
+    training step.
     `router`: adds a router Z-loss to a mixture-of-experts model; its own load-balancing term is left alone.
     `router_micro_batches`: its divisor in a loop that adds up losses which are divided by the tokens of the whole step:
     the number of micro-batches, times the number of processes if the loop multiplies its loss by that.
@@ -110,7 +111,7 @@ def _refuse_wrapper(model: Any) -> None:
 
 
 def _refuse_known(model: Any, objective: Objective) -> None:
-    """Refuse what the class or the configuration already shows."""
+    """Reject what the class or the configuration already shows."""
     name = type(model).__name__
     if ZLossHandle.on(model):
         raise InputError(f"this {name} has a Z-loss applied already: call `handle.remove()` on the earlier one first.")
@@ -289,7 +290,7 @@ def _trl_output(call: TrainingCall, output: Any, given: dict[str, Any]) -> Any:
 
 
 class _NegativeLoss(Tensor):
-    """−(CE + Z) of every token: a tensor whose exponential is refused, because it is not a probability."""
+    """−(CE + Z) of every token: a tensor whose exponential is rejected, because it is not a probability."""
 
     @classmethod
     def __torch_function__(

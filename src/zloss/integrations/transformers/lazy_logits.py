@@ -1,4 +1,4 @@
-"""One training forward of a model without logits: what it does to them before its loss is recorded, and anything else is rejected.
+"""One training forward of a model without logits: supported operations before its loss are recorded, others rejected.
 
 While a model trains, its output head returns a `LazyLogits` instead of a tensor (`TrainingCall`). Slices, views and casts
 act on the hidden states; products with a number, a tanh and a constant bias become the logit scale, the softcap and the
@@ -177,7 +177,7 @@ class LazyLogits:
         return replace(self, dtype=torch.float32)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """A cast or a move. A cast to fewer bits rounds the logits, which is refused."""
+        """A cast or a move. A cast to fewer bits rounds the logits, which is rejected."""
         wanted = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
         wanted += [value.dtype for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         dtype = wanted[-1] if wanted else self.dtype

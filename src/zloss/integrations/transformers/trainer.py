@@ -59,7 +59,7 @@ def attach(
     validation: Blocks | Tensor | Sequence[Sequence[int]] | None = None,
     record_options: RecordOptions | None = None,
 ) -> TrainerAttachment:
-    """From now on the trainer minimises CE + Z and logs `zloss/…` scalars over the steps since its last log.
+    """From now on the trainer minimizes CE + Z and logs `zloss/…` scalars over the steps since its last log.
 
     `trainer`: a Trainer of transformers or an SFTTrainer of TRL (≥ 1.16), before `train()`. Every tracker in its
     `report_to` gets the scalars with its other numbers. CE and Z are logged separately as zloss/ce and zloss/z, in nats per
@@ -83,7 +83,7 @@ def attach(
     ends, the numbers of the trained model on `validation` (see `zloss.record_run`); `zloss compare record` compares
     the methods. `record_options`: what else is measured.
 
-    Settings under which the trainer computes its loss outside the model are refused. A step that still bypasses the loss
+    Settings under which the trainer computes its loss outside the model are rejected. A step that still bypasses the loss
     raises at its end.
 
     >>> from zloss.integrations.transformers import attach
@@ -163,7 +163,7 @@ def _training_data(dataset: Any) -> dict[str, Any] | None:
 
 
 def _refuse_bypasses(trainer: Any) -> None:
-    """Raise for settings under which the trainer does not minimise the loss of the model."""
+    """Raise for settings under which the trainer does not minimize the loss of the model."""
     if not all(hasattr(trainer, part) for part in ("args", "model", "accelerator", "log")):
         raise InputError(
             f"`trainer` is expected to be a transformers or TRL Trainer, but got {type(trainer).__name__}. A model takes "
