@@ -40,7 +40,7 @@ def test_the_default_is_what_the_model_has_and_more_is_one_sentence_with_the_lar
     name: str, gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused
 ) -> None:
     argv = commands(gpt2, tmp_path)[name]
-    refused([*argv, "--block-size", "200"], "--block-size is 200", f"give at most {POSITIONS}")
+    refused([*argv, "--block-size", "200"], "--block-size is 200", f"use at most {POSITIONS}")
     assert main(argv) == 0
     captured = capsys.readouterr()
     said = " ".join((captured.out + captured.err).split())

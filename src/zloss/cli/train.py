@@ -70,7 +70,7 @@ class Train:
     out: str = "zloss-train"
     """Folder of the runs."""
     quiet: bool = False
-    """No progress, no lines."""
+    """Do not print progress."""
 
     def run(self, argv: Sequence[str]) -> int:
         # Before torch is imported: wrong values are rejected at once, and oneDNN reads its limit only when it is loaded.

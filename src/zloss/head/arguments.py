@@ -412,7 +412,7 @@ def prepare_targets(
     if target.is_floating_point() and target.dim() == len(leading) + 1:
         raise DtypeError(
             f"`target` holds probabilities {list(target.shape)}, but the loss takes one class index per token, {list(leading)}: "
-            "use `label_smoothing`, or add the cross-entropy against soft targets as a term of its own."
+            "use `label_smoothing`, or add the cross-entropy against soft targets as a separate term."
         )
     check_integers("target", target)
     if target.shape != leading:

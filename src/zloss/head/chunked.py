@@ -57,7 +57,7 @@ def chunked_loss(problem: HeadProblem | LogitsProblem, work: RowWork | None = No
         return _traced_loss(problem, work)
     if torch._C._are_functorch_transforms_active():
         raise InputError(
-            "this backend forms its gradients itself, which the transforms of torch.func (grad, vmap, jvp, …) cannot follow: "
+            "this backend computes its own gradients, which torch.func transforms (grad, vmap, jvp, …) do not support: "
             "use backend='dense' with them."
         )
     wanted = wanted_gradients(operands, grad_enabled=torch.is_grad_enabled() and problem.targets.reduction != "none")

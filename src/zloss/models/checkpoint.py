@@ -474,7 +474,7 @@ def resolve_block_size(checkpoint: Checkpoint, requested: int | None, *, bos: bo
         return most, f"Blocks have {most} predictions, not {size}: the model has {count} positions{for_bos}."
     if fixed or requested is None:
         raise InputError(
-            f"`block_size` is {size}, but {checkpoint.name} has {count} positions{for_bos}: give at most {most}."
+            f"`block_size` is {size}, but {checkpoint.name} has {count} positions{for_bos}: use at most {most}."
         )
     return size, (
         f"Warning: blocks of {size} predictions are longer than the {count} positions that the model was made for{for_bos}. Its "

@@ -178,10 +178,10 @@ def find_places(config: DriftConfig) -> list[Place]:
         model = config.checkpoints[0]
         if len(config.checkpoints) != 1:
             raise InputError(
-                f"`revisions` belongs to one Hugging Face id, but `checkpoints` names {len(config.checkpoints)}."
+                f"`revisions` needs exactly one Hugging Face id, but `checkpoints` names {len(config.checkpoints)}."
             )
         if Path(model).is_dir():
-            raise InputError(f"`revisions` belongs to a Hugging Face id, but {model} is a folder.")
+            raise InputError(f"`revisions` needs a Hugging Face id, but {model} is a folder.")
         places = [_place(name, model, name) for name in config.revisions]
     else:
         folders = [folder for name in config.checkpoints for folder in _folders(Path(name))]
@@ -190,7 +190,7 @@ def find_places(config: DriftConfig) -> list[Place]:
     for before, after in itertools.pairwise(places):
         if before.step == after.step:
             raise InputError(
-                f"`checkpoints` has two of step {before.step}, {before.model} and {after.model}: leave one out."
+                f"`checkpoints` has two checkpoints of step {before.step}, {before.model} and {after.model}: leave one out."
             )
     if len(places) < 2:
         found = f"only {places[0].name} was found" if places else "none was found"

@@ -97,7 +97,7 @@ def _check_memory(name: str, needed: int) -> None:
     if free and needed > free:
         raise CheckpointError(
             f"training {Path(name).name} needs at least {needed / 1e9:.1f} GB (weights, gradient, two moments of Adam), but "
-            f"{free / 1e9:.1f} GB are free: run it on a larger machine, or train there and pass the folders of those `runs`."
+            f"only {free / 1e9:.1f} GB are free: run it on a larger machine, or train there and pass the folders of those `runs`."
         )
 
 

@@ -25,7 +25,7 @@ def entries(words: tuple[str, ...] = ()) -> list[Entry]:
         named = _named(word, exact=True) or _named(word, exact=False)
         if not named:
             raise InputError(
-                f"the glossary has no {word!r}: give a symbol (μ, A_p^99), a key (p_z_999) or part of one."
+                f"the glossary has no {word!r}: pass a symbol (μ, A_p^99), a key (p_z_999) or part of one."
             )
         # A quantity that two files hold under two keys is explained once.
         for entry in named:

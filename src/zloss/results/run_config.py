@@ -302,7 +302,7 @@ class TrainConfig(TextOptions):
         """Predictions of one optimizer step: the denominator of its loss."""
         if self.block_size is None:
             raise InputError(
-                "`block_size` is not known before the model is: pass one, or use the one of the run's blocks."
+                "`block_size` is unknown until the model is loaded: pass one, or use that of the run's blocks."
             )
         return self.blocks_per_step * self.block_size
 

@@ -291,7 +291,7 @@ def _refuse_copies(runs: Sequence[FinishedRun]) -> None:
             raise InputError(
                 f"{other.folder / STEPS_FILE} and {run.folder / STEPS_FILE} hold the same `loss` and `grad_norm`, bit for bit, "
                 f"at all {len(run.steps)} steps, but `seed` is {other.seed} and {run.seed}: one is a copy of the other, or the "
-                "seed changes nothing in the loop that made them; remove one."
+                "seed changes nothing in the loop that produced them; remove one."
             )
 
 

@@ -208,7 +208,7 @@ class RunRecorder:
             known = read_steps(self.folder)[:step] if step and (self.folder / STEPS_FILE).is_file() else []
             if [record.step for record in known] != list(range(1, step + 1)):
                 raise InputError(
-                    f"the loop resumes after step {step}, but {self.folder / STEPS_FILE} does not hold the steps before: "
+                    f"the loop resumes after step {step}, but {self.folder / STEPS_FILE} does not have the earlier steps: "
                     "record from the first step on, in the same folder."
                 )
             self._recorder.records = known
@@ -237,9 +237,9 @@ class RunRecorder:
     def begin_step(self, *, clipped_by: float | None = None) -> OpenStep:
         """Read the gradients; `clipped_by` is the factor by which the loop has clipped them already, None if it has not."""
         if not self._parts:
-            raise InputError("a step without a loss: call `micro_batch` with every output of `head_loss` first.")
+            raise InputError("this step has no loss: call `micro_batch` with every output of `head_loss` first.")
         if self._held is None and self._writes:
-            raise InputError("the recorder is not started: use it as a context manager, or call `start` first.")
+            raise InputError("the recorder has not been started: use it as a context manager, or call `start` first.")
         sums_N3 = torch.stack(
             [
                 torch.stack([part.cross_entropy.double(), part.auxiliary.double(), part.stats.valid.sum().double()])

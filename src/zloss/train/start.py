@@ -129,7 +129,7 @@ def _shape(shape: str) -> dict[str, Any]:
         return {"model_type": "llama", "tie_word_embeddings": True, "use_cache": False, **SHAPES[shape]}
     path = Path(shape)
     if not path.is_file():
-        raise CheckpointError(f"no config {shape!r}: it is neither a file here nor one of {', '.join(SHAPES)}.")
+        raise CheckpointError(f"no config {shape!r}: it is neither a local file nor one of {', '.join(SHAPES)}.")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

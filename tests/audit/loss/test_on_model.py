@@ -120,7 +120,7 @@ def test_what_cannot_be_compared_says_why(tokens: ModelTokens) -> None:
 
 
 def test_a_block_beyond_the_positions_is_refused_by_name(tokens: ModelTokens) -> None:
-    with pytest.raises(InputError, match=r"`block_size` is 999, but .* has 128 positions: give at most 128"):
+    with pytest.raises(InputError, match=r"`block_size` is 999, but .* has 128 positions: use at most 128"):
         open_model_tokens(tokens.checkpoint.name, block_size=999)
 
 

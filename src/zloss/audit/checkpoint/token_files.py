@@ -93,8 +93,8 @@ class TokenParts:
             )
         if model != self._model():
             raise InputError(
-                f"{file} belongs to another model: its weights or its config differ from those of the model now. "
-                "Use the model with which the audit began, or turn `resume` off."
+                f"{file} belongs to another model: its weights or config differ from the current ones. "
+                "Use the model that the audit started with, or turn `resume` off."
             )
         return first, last, *sample
 

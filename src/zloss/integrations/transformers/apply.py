@@ -114,7 +114,7 @@ def _refuse_known(model: Any, objective: Objective) -> None:
     """Reject what the class or the configuration already shows."""
     name = type(model).__name__
     if ZLossHandle.on(model):
-        raise InputError(f"this {name} has a Z-loss applied already: call `handle.remove()` on the earlier one first.")
+        raise InputError(f"this {name} already has a Z-loss applied: call `handle.remove()` on the earlier one first.")
     config = getattr(model, "config", None)
     if config is None:
         raise UnsupportedModelError(
@@ -136,7 +136,7 @@ def _refuse_known(model: Any, objective: Objective) -> None:
     forward = model.__dict__.get("forward") or type(model).forward
     if (getattr(forward, "__module__", "") or "").startswith("liger_kernel"):
         raise UnsupportedModelError(
-            f"{name} computes its loss in Liger's fused cross-entropy: load it without, or pass "
+            f"{name} computes its loss in Liger's fused cross-entropy: load it without Liger, or pass "
             'liger_kernel_config={"fused_linear_cross_entropy": False}.'
         )
 
@@ -206,7 +206,7 @@ class ZLossHandle(HookHandle):
         if call.per_token:
             if self.router is not None:
                 raise UnsupportedModelError(
-                    "SFTTrainer computes its loss from token log-probabilities, which leave no place for a router "
+                    "SFTTrainer computes its loss from token log-probabilities, which leaves no room for a router "
                     "Z-loss: apply without `router`, or use the transformers Trainer."
                 )
             return _trl_output(call, output, named_arguments(model, args, kwargs))

@@ -311,7 +311,7 @@ def output_head(model: Any) -> nn.Module:
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if head is None:
         raise UnsupportedModelError(
-            f"{name} names no output head (`get_output_embeddings()` returns None), so its loss cannot be replaced."
+            f"{name} has no output head (`get_output_embeddings()` returns None), so its loss cannot be replaced."
         )
     if type(head).__name__ == "ModulesToSaveWrapper":
         head = head.original_module if head.disable_adapters else head.modules_to_save[head.active_adapters[0]]
