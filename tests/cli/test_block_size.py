@@ -73,6 +73,6 @@ def test_rotary_models_are_read_beyond_their_positions_with_a_warning(
 def test_the_bos_takes_one_position(tmp_path: Path, refused: Refused) -> None:
     model = save_model("gpt2", tmp_path / "model", bos=True)
     audit = ["audit", str(model), *AUDIT, "--out", str(tmp_path / "audit")]
-    refused([*audit, "--block-size", "128"], "give at most 127")
+    refused([*audit, "--block-size", "128"], "use at most 127")
     assert main(audit) == 0
     assert json.loads((tmp_path / "audit" / "report.json").read_text())["corpus"]["block_size"] == 127

@@ -29,7 +29,7 @@ QUICK = {
 }
 """Options of a command, unless a mistake sets one of them."""
 MISTAKES = [
-    ("audit nobody/nothing", "no model"),
+    ("audit nobody/nothing", "not found"),
     ("audit {gpt2} --text {place}/none.txt", "cannot read the text"),
     ("audit {gpt2} --text {place}/latin.txt", "not UTF-8"),
     ("audit {gpt2} --text {place}/short.txt", "blocks of 32"),
@@ -67,7 +67,7 @@ MISTAKES = [
     ("drift {run} --out {place}/file/x", "not a writable folder"),
     ("drift {run} --text {place}/short.txt", "blocks of 64"),
     ("drift {run} --block-size 8", "--blocks times --block-size"),
-    ("drift {run} --revisions step1,step2", "--revisions belongs to"),
+    ("drift {run} --revisions step1,step2", "--revisions needs a"),
     ("recommend {neox} --budget 2m", "--budget is 2 min, but CE and one arm on two seeds, 4 runs of 100 steps"),
     ("recommend {neox} --budget soon", "--budget is expected to be a time"),
     ("recommend {neox} --text {place}/short.txt", "blocks of 64"),

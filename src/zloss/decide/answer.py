@@ -35,7 +35,7 @@ ORDER = tuple(
 
 
 def ordered_stages(decisions: Sequence[Decision]) -> tuple[str, ...]:
-    """Names of the fired stages in the order in which to look at them."""
+    """Names of the fired stages in the order in which to check them."""
     return tuple(sorted((decision.stage for decision in decisions if decision.fired), key=ORDER.index))
 
 
@@ -92,7 +92,7 @@ def next_command(
         more = ["--block-size", str(size)] if short else []
         more += [] if tokenizer is None else ["--tokenizer", tokenizer]
         command = ["zloss", "recommend", model, *text, *more, "--out", "zloss-recommend"]
-        why = "train short matched runs with and without Z-loss, and confirm the best one on further seeds"
+        why = "train short matched runs with and without Z-loss, and confirm the best one on fresh seeds"
     elif doubtful and report.corpus.predictions < stored_thresholds(report.thresholds).least_tokens:
         place = audit.index("--blocks") if "--blocks" in audit else len(audit)
         command = [*audit[:place], *audit[place + 2 :], "--blocks", "64"]

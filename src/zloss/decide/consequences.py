@@ -207,7 +207,7 @@ def give_verdict(
     comparisons: Sequence[Comparison] = (),
     recommendations: Sequence[Recommendation] = (),
 ) -> ActionVerdict:
-    """What to do, from decisions that have their consequences; runs of another model than the audited one do not count."""
+    """What to do, from decisions that have their consequences; runs of a model other than the audited one do not count."""
     mattering = {one.stage: one for one in decisions if one.consequence is not None and one.consequence.matters}
     name = None if report is None else report.model.name
     same = [one for one in comparisons if name is None or one.model in (None, name)]
@@ -302,7 +302,7 @@ def _accepted(
     """(method, λ, why, how sure) of an accepted Z-loss on the head: a recommendation's before a comparison's.
 
     A centered head, or an untied head that is centered after every step, is accepted by construction, since it predicts what
-    CE predicts; whether it is worth having is the consequence of the shift. Router variants do not count: they are not a
+    CE predicts; whether it is worthwhile depends on the consequence of the shift. Router variants do not count: they are not a
     Z-loss on the head.
     """
     for one in recommendations:

@@ -124,7 +124,7 @@ def _missing(stage: Stage, report: AuditReport, path: str) -> Decision:
 
 
 def source_coordinate(report: AuditReport, thresholds: Thresholds) -> Decision:
-    """p99 |μ| against a multiple of log V; centering changes the other numbers too, and PPL not."""
+    """p99 |μ| against a multiple of log V; centering changes the other numbers too, but not PPL."""
     raw, centered, gradient = report.heads.raw, report.heads.centered, report.gradient
     value = raw.mu_abs_99
     if value is None:

@@ -49,7 +49,7 @@ def shift_head_(
     """Add one vector [D] to every row of an untied head: cross-entropy stays, μ moves by shift·u. A controlled probe.
 
     `model` is that of `center_head_`: with it a tied head is rejected, without it a tie is not detected. Padding rows
-    move with the others, so that a softmax over all rows stays as well; `valid_vocab` is checked and changes nothing.
+    move with the others, so that a softmax over all rows is unchanged too; `valid_vocab` is checked and changes nothing.
 
     >>> import zloss
     >>> head = zloss.shift_head_(nn.Linear(8, 11), torch.ones(8))

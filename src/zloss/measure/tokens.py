@@ -55,7 +55,7 @@ FLOATS = (
 """The names of all columns, in the order of tokens.parquet."""
 HISTOGRAMS: tuple[Quantity, ...] = ("violation", "gain", "shift", "delta_u")
 EXTREMES: tuple[Quantity, ...] = ("violation", "gain")
-"""By what the tables of extreme tokens are ordered."""
+"""Sort keys of the tables of extreme tokens."""
 RUN_TAILS, DRIFT_TAILS = (VIOLATION, SHIFT, DELTA_U, DELTA_U_GAIN_AWARE), (VIOLATION, SHIFT, GAIN)
 """The quantities whose largest values are kept by block: for runs, and for checkpoints of one run."""
 BINS = 256

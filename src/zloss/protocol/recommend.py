@@ -331,7 +331,7 @@ class _Work:
         return self._confirm(start, plan, trials)
 
     def _confirm(self, start: Start, plan: RecommendPlan, trials: Trials) -> Trials:
-        """The trials with the runs of the carried arm, of its reference and of CE on the further seeds.
+        """The trials with the runs of the selected arm, its reference and CE on the remaining seeds.
 
         Time left after the planned seeds is spent on more seeds, up to five, regardless of their results: stopping at the
         first good answer would favor good answers.

@@ -135,7 +135,7 @@ class RunCost:
         return min(steps, max(1, math.ceil(interval / max(self.step, 1e-9))))
 
     def besides_steps(self, steps: int, valid_blocks: int) -> float:
-        """Everything of a run but its steps."""
+        """Everything in a run except its steps."""
         written = math.ceil(steps / self.checkpoint_every(steps))
         return self.rest + written * self.checkpoint + valid_blocks * self.valid_block
 

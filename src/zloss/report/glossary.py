@@ -35,7 +35,7 @@ def entries(words: tuple[str, ...] = ()) -> list[Entry]:
 
 
 def _named(word: str, *, exact: bool) -> list[Entry]:
-    """The entries with this name, symbol or key, or with those that contain it in any case."""
+    """The entries with exactly this name, symbol or key; without `exact`, those that contain it, ignoring case."""
 
     def matches(*names: str) -> bool:
         return word in names if exact else any(word.lower() in name.lower() for name in names)

@@ -453,7 +453,7 @@ class AuditReport(ResultRecord):
     logit_noise: LogitNoise | None = None
     """What 16-bit logits cost; None if it was not measured."""
     planned: PlannedLoss | None = None
-    """The Z-loss that the consequences assume; None in files from before it was kept."""
+    """The Z-loss that the consequences assume; None in files written before this field existed."""
     nonfinite: Nonfinite = field(default_factory=Nonfinite)
     """Tokens that no tail contains."""
     quantile_bounds: dict[str, Any] = field(default_factory=dict)

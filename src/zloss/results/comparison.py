@@ -112,7 +112,7 @@ class Quality:
     diagnosed: str = ""
     """Key of the quantity in `delta_diagnosed`; what each method has to lower is in `parts.coordinate`."""
     seed_varies: str | None = field(default=None, metadata=written_with("seed_varies"))
-    """What differs between two seeds; None in files from before it was kept."""
+    """What differs between two seeds; None in files written before this field existed."""
     methods: tuple[Verdict, ...] = ()
     """Every method but the baseline."""
 

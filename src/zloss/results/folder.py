@@ -91,7 +91,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def _locked(folder: Path) -> FileLock:
-    """The held lock of `folder`; a file system without locks gives one that locks nothing."""
+    """The held lock of `folder`; on a file system without locks, it locks nothing."""
     lock = FileLock(folder / LOCK_FILE, timeout=0)
     for attempt in range(_ATTEMPTS):
         try:

@@ -215,7 +215,7 @@ class Recommendation(ResultRecord):
     provenance: Provenance
     """What made it."""
     verdict: ActionVerdict | None = field(default=None, metadata=written_with("verdict"))
-    """What to do; None in files from before it was kept."""
+    """What to do; None in files written before this field existed."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of a newer version."""
 

@@ -211,7 +211,7 @@ class RunMetrics(ResultRecord):
     heads: Heads
     """The head in both coordinates, as in an audit, for every method."""
     validation_blocks: ValidationBlocks | None = None
-    """The validation block by block; None in a file from before it was kept."""
+    """The validation block by block; None in a file written before this field existed."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a number is None, by its key or the beginning of its key."""
     extra: dict[str, Any] = field(default_factory=dict)

@@ -63,7 +63,7 @@ def compare_runs(
     if tolerance_ppl is not None and not math.isfinite(tolerance_ppl):
         raise InputError(f"`tolerance_ppl` is expected to be a finite number, but got {tolerance_ppl!r}.")
     if tolerance_ppl is None and all(run.record.ppl is None for run in base):
-        raise InputError("the ppl of the baseline is not a number in any run.")
+        raise InputError("the baseline's PPL is not a number in any run.")
     seeds, first = {run.seed for run in base}, base[0].record
     comparison = Comparison(
         model=base[0].model,

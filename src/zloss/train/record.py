@@ -204,7 +204,7 @@ class RunRecorder:
         with ExitStack() as held:
             held.enter_context(locked_folder(self.folder))
             claim_settings(self.folder, self.config.to_dict())
-            # A resumed run keeps the records of the steps before.
+            # A resumed run keeps the records of earlier steps.
             known = read_steps(self.folder)[:step] if step and (self.folder / STEPS_FILE).is_file() else []
             if [record.step for record in known] != list(range(1, step + 1)):
                 raise InputError(

@@ -117,7 +117,7 @@ def write_reproduction(folder: Path, result: Reproduction) -> list[Path]:
 def _evaluated(
     recipe: Recipe[Any], profile: Profile, config: Any, result: RecipeResult, provenance: ReproductionProvenance
 ) -> Reproduction:
-    """The record of a result, with every claim evaluated; it names no path of the machine it ran on."""
+    """The record of a result, with every claim evaluated; it contains no local paths."""
     table, paper = result.table, recipe.paper
     record = ReproductionRecord(
         label=recipe.label,

@@ -153,7 +153,7 @@ class Workbench:
         return Path(self._scratch.name) / kind
 
     def checkpoint(self, config: AuditConfig) -> Checkpoint:
-        """The model of `config`; one at a time stays loaded."""
+        """The model of `config`; only one stays loaded at a time."""
         options = {name: getattr(config, name) for name in ("dtype", "trust_remote_code", "allow_pickle", "tokenizer")}
         key, shown = json.dumps([config.model, options]), f"loading {Path(config.model).name}"
         return self._keep_latest("checkpoint", key, shown, lambda: load_checkpoint(config.model, **options))

@@ -75,7 +75,7 @@ def stress_arms(coef: float) -> tuple[Arm, ...]:
 
 @dataclass(frozen=True)
 class SmallSetting:
-    """In what the small runs of a table differ from those of the others."""
+    """How the small runs of a table differ from those of the others."""
 
     head_shift: float = GPT2_SHIFT
     """0: the head stays tied and as it was trained."""
@@ -176,7 +176,7 @@ def _start_model(given: Sequence[str], model: str) -> tuple[str | None, str | No
 
 
 def _deviations(config: TrainingTableConfig, table: TrainingTable, other_model: str | None) -> tuple[str, ...]:
-    """In what the runs of `config` differ from the table's setting in the paper, one sentence each."""
+    """How the runs of `config` differ from the table's setting in the paper, one sentence each."""
     ours, paper = config.train, table.paper_run
     found = []
     if config.base is not None:

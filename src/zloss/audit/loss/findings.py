@@ -60,7 +60,7 @@ class Evidence:
     differing: tuple[SizeTried, ...] | None = None
     """Of a second look: the sizes at which the first one saw another objective."""
     stable: bool = True
-    """False if the same inputs gave another answer: then calls cannot be compared with each other."""
+    """False if the same inputs gave a different result: then calls cannot be compared with each other."""
 
     def again(self, second: Draw) -> Evidence:
         """The same questions to the second draw."""
@@ -223,7 +223,7 @@ def answer_all(evidence: Evidence) -> tuple[Finding, ...]:
         # Only the sizes that differ on both draws are named.
         findings["size_dependent"] = seen["size_dependent"]
     for id in lost.keys() - {"size_dependent", "denominator_mismatch"}:
-        # The same question on the same draw: another answer now is state, and not the draw.
+        # The same check on the same draw: a different result now comes from state, not from the draw.
         if FINDINGS[id].put(replace(evidence)).verdict != "finding":
             one = findings[id]
             why = f"The same check gives a different result when it is repeated ({id}: “{one.sentence}”): the loss keeps state."
@@ -461,7 +461,7 @@ def _directions(e: Evidence) -> Iterator[tuple[str, Probe, Outcome, Tensor, floa
     local = [("its own gradient", probe, outcome, outcome.grad_TV)]
     masked = probe.masked(torch.arange(len(probe.target_T)) % 3 > 0)
     if ident.masks_accepted and (answer := e.attempt(masked)) is not None:
-        # Value and gradient may have denominators of their own.
+        # Value and gradient may have different denominators.
         local.append(("its own gradient, with tokens ignored", masked, answer, answer.grad_TV))
     random = torch.randn(probe.logits_TV.shape, generator=seeded(e.draw.seed + 2), dtype=torch.float64)
     local.append(("a random direction", probe, outcome, random))

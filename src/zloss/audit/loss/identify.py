@@ -129,7 +129,7 @@ class Identification:
     weights: tuple[Weights, ...] = ()
     masks_accepted: bool = True
     special: tuple[SpecialClass, ...] = ()
-    """Classes with a weight of their own, which no probe has as a target; of a loss that treats all others alike."""
+    """Classes with a separate weight, which no probe has as a target; of a loss that treats all others alike."""
     second: Draw | None = None
     kept_state: str | None = None
     """In one sentence, what the loss keeps between calls, where that was seen."""
@@ -881,7 +881,7 @@ def computes_in(box: BlackBox, probe: Probe, dtype: torch.dtype) -> str:
 def unrepeatable(
     box: BlackBox, probe: Probe, first: Outcome, dtype: torch.dtype, seeds: Sequence[int | None], limit: float
 ) -> tuple[str, float | None] | None:
-    """A sentence and the change where the same inputs give another answer than at `first`, at once or under a random seed."""
+    """A sentence and the change if the same inputs give a result other than `first`, immediately or with a random seed."""
 
     def change(seed: int | None) -> float:
         now = box(probe, dtype, seed=seed)
@@ -900,7 +900,7 @@ def unrepeatable(
             return f"A call that worked at first fails when it is repeated ({box.calls} calls): {error}", None
         why = "the loss draws random numbers" if random else "the loss keeps state"
         when = "with a different random seed" if random else "when called again"
-        return f"The same inputs give another answer {when} (relative change {changed:.3g}): {why}.", changed
+        return f"The same inputs give a different result {when} (relative change {changed:.3g}): {why}.", changed
     return None
 
 

@@ -488,7 +488,7 @@ NAMED = {*COUNTS, *UNMASKED.values(), "none"}
 
 
 def token_count(name: str, valid: int, everything: int) -> float:
-    """The count behind a name; what has no count of its own is stated per valid token."""
+    """The count behind a name; a name without one is stated per valid token."""
     name = {unmasked: plain for plain, unmasked in UNMASKED.items()}.get(name, name)
     return COUNTS.get(name, COUNTS["valid"])(valid, everything)
 
