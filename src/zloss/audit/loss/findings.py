@@ -1,9 +1,9 @@
 """The checks of a loss. Each is one function: its id (the name), severity, measurement, sentence and witness.
 
-Each question is measured on the draw in `evidence.draw`. `answer_all` puts every question to the first draw, and every error
-and warning again to the second, independent one: a finding that the second draw does not reproduce is not reported. Remedies
+Each check is measured on the draw in `evidence.draw`. `answer_all` runs every check on the first draw, and every error and
+warning again on the second, independent one: a finding that the second draw does not reproduce is not reported. Remedies
 are in `REMEDIES` (`decide/stages.py`), which the decision map reads without torch. The module is long because there are
-many questions; each reads alone.
+many checks; each can be read on its own.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from zloss.decide.stages import REMEDIES
 from zloss.results.loss_audit import Finding, Severity, SourceError, Witness
 
 NO_Z = "The loss has no Z."
-UNSTABLE = "The same inputs give different answers, so calls cannot be compared: see not_repeatable."
+UNSTABLE = "The same inputs give different results, so calls cannot be compared: see not_repeatable."
 CANNOT_TELL = "What the loss applies could not be identified: see unexplained_source."
 Need = Literal["anything", "stable", "determined", "known", "z", "z numbers"]
-"""What has to be there for a question: calls that repeat; `has_z` determined; its numbers too; a Z; a Z with its numbers."""
+"""What a check requires: calls that repeat; `has_z` determined; its numbers too; a Z; a Z with its numbers."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Inputs of every question, and what is measured for several of them. `off` and `per_token` are None if not given."""
+    """Inputs of every check, and what is measured for several of them. `off` and `per_token` are None if not given."""
 
     box: BlackBox
     off: BlackBox | None
@@ -53,17 +53,17 @@ class Evidence:
     expect: dict[str, Any]
     ident: Identification
     draw: Draw
-    """The draw that is looked at."""
+    """The current draw."""
     audited: tuple[Tensor | None, Tensor | None] = (None, None)
     """Logits and targets of the caller, where the source is measured; of these there is one draw."""
     thorough: bool = False
     differing: tuple[SizeTried, ...] | None = None
-    """Of a second look: the sizes at which the first one saw another objective."""
+    """On the second draw: the sizes at which the first one showed a different objective."""
     stable: bool = True
     """False if the same inputs gave a different result: then calls cannot be compared with each other."""
 
     def again(self, second: Draw) -> Evidence:
-        """The same questions to the second draw."""
+        """The same checks on the second draw."""
         return replace(self, draw=second, differing=tuple(one for one in self.reach if one.verdict == "differs"))
 
     @property
@@ -207,9 +207,9 @@ def not_applicable(sentence: str, figure: float | None = None) -> Finding:
 
 
 def answer_all(evidence: Evidence) -> tuple[Finding, ...]:
-    """Every question, errors and warnings on two draws.
+    """Run every check, errors and warnings on two draws.
 
-    One that the second draw does not show is unexplained: its question has no answer, and its figure is stated there.
+    One that the second draw does not show is unexplained: its check has no result, and its figure is stated there.
     """
     findings = {id: question.put(evidence) for id, question in FINDINGS.items()}
     doubted = [id for id, one in findings.items() if one.severity in ("error", "warning") and FINDINGS[id].repeat]
@@ -587,11 +587,11 @@ def denominator_mismatch(e: Evidence) -> Finding:
         # Token weights differ by design; what can be compared are the counts behind the two means.
         kind = WEIGHTS[named.ce_weights].removeprefix("with ")
         if named.z_weights == "shared":
-            return passed(f"CE is taken with {kind}, and Z shares them.")
+            return passed(f"CE is computed with {kind}, and Z shares them.")
         if named.ce_denominator == named.z_denominator != "other":
             count = COUNT_WORDS[named.ce_denominator]
-            return passed(f"CE is taken with {kind}, Z without; both are divided by {count}.")
-        return not_applicable(f"CE is taken with {kind} and Z without, so their denominators cannot be compared.")
+            return passed(f"CE is computed with {kind}, Z without; both are divided by {count}.")
+        return not_applicable(f"CE is computed with {kind} and Z without, so their denominators cannot be compared.")
     if any(w.misplaced for w in e.weights):
         return not_applicable("Ignored tokens are trained and valid ones are not: see ignored_tokens_leak.")
     ratios = [(w.z / w.ce, w) for w in e.weights if w.ce]
@@ -638,7 +638,7 @@ COUNT_WORDS = {
     "all": "all tokens",
     "mean": "the tokens",
     "sum": "1 (a sum)",
-    "other": "a count that is none of the known ones",
+    "other": "an unknown count",
     "valid+1": "the valid tokens plus 1",
     "all+1": "all tokens plus 1",
     "mean+1": "the tokens plus 1",
@@ -768,14 +768,14 @@ def reported_z_dtype(e: Evidence) -> Finding:
         if item is not None and item.dtype in narrow:
             bits = replace(bits, dtype=bits.dtype if outcome is plain else "bfloat16", quantity=f"bits of `{z.name}`")
             return found(
-                f"The reported Z comes in {_name(item.dtype)}, with two or three digits.{returned}", 16.0, bits
+                f"The reported Z is in {_name(item.dtype)}, which has two or three digits.{returned}", 16.0, bits
             )
-    return passed(f"The reported Z has at least fp32.{returned}")
+    return passed(f"The reported Z is at least fp32.{returned}")
 
 
 @finding("error")
 def reported_z_no_gradient(e: Evidence) -> Finding:
-    """Does a reported Z that claims a gradient have one? Detached openly (`requires_grad` False) is fine."""
+    """Does a reported Z that claims a gradient have one? Explicitly detached (`requires_grad` False) is fine."""
     z, (probe, outcome) = e.reported_z, e.mixed
     plain = None if z is None else outcome.reported.get(z.name)
     if plain is None:
@@ -788,7 +788,7 @@ def reported_z_no_gradient(e: Evidence) -> Finding:
     except LossCallError as error:
         return found(f"The reported Z requires a gradient, but backward through it fails: {error}", None, witness)
     if norm == 0.0:
-        words = "The reported Z has `requires_grad`, but its gradient at the logits is zero: silently."
+        words = "The reported Z has `requires_grad`, but its gradient at the logits is silently zero."
         return found(words, 0.0, witness)
     return passed("The reported Z carries a gradient.", norm)
 
@@ -837,7 +837,7 @@ def reported_z_value(e: Evidence) -> Finding:
 
 @finding("error", "stable")
 def upstream_ignored(e: Evidence) -> Finding:
-    """Do gradients honour what multiplies the loss? k·loss must give k·gradient, Σ u_t ℓ_t u_t times each row."""
+    """Do gradients honor what multiplies the loss? k·loss must give k·gradient, Σ u_t ℓ_t u_t times each row."""
     ident, (probe, outcome) = e.ident, e.mixed
     worst, tolerance = 0.0, 1e-2 if ident.how == "rounded" else max(1e-4, 8 * ident.eps)
     for factor in (3.0, -0.5):
@@ -860,11 +860,11 @@ def upstream_ignored(e: Evidence) -> Finding:
     error_T = _relative(given.grad_TV, wanted)
     if not error_T <= tolerance:
         return found(
-            f"The per-token variant does not honour per-token upstream gradients (relative error {error_T:.3g}).",
+            f"The per-token variant does not honor per-token upstream gradients (relative error {error_T:.3g}).",
             error_T,
             e.witness("‖gradient of Σ u_t ℓ_t − u_t · gradient‖ / ‖u_t · gradient‖", error_T, noise=tolerance),
         )
-    return passed("Upstream gradients are honoured, per token too.", max(worst, error_T))
+    return passed("Upstream gradients are honored, per token too.", max(worst, error_T))
 
 
 def _relative(seen: Tensor, wanted: Tensor) -> float:
@@ -880,7 +880,7 @@ def probabilities_not_logits(e: Evidence) -> Finding:
     penalized, log_z = (float(v.max() - v.min()) for v in (e.ident.fit.quantities[0].value(r), r.log_z_T))
     return found(
         "Z is the logsumexp of the probabilities: it lies between log V and log(V + e − 1) whatever the logits "
-        "are, and nothing holds their normalizer. Pass the logits.",
+        "are, and nothing constrains their normalizer. Pass the logits.",
         e.ident.identified.coef,
         e.witness("range of the penalized quantity over the batch, against that of log Z", penalized, log_z),
     )
@@ -914,7 +914,7 @@ def overflow(e: Evidence) -> Finding:
         return passed(
             "A common shift of ±100 leaves loss and gradient finite; there is nothing to compare them with.", 0.0
         )
-    return passed("A common shift of ±100 leaves value and gradient sound.", 0.0)
+    return passed("A common shift of ±100 leaves value and gradient correct.", 0.0)
 
 
 @finding("error", "z numbers")
@@ -1007,7 +1007,7 @@ def unexplained_source(e: Evidence) -> Finding:
         return not_applicable("What is left over behaves like rounding: see low_precision_source.")
     if not e.stable or ident.kept_state is not None:
         return not_applicable(
-            "The same inputs give different answers, which no objective explains: see not_repeatable."
+            "The same inputs give different results, which no objective explains: see not_repeatable."
         )
     share = ident.fit.worst if ident.fit is not None else float((~ident.rows.inside_T).double().mean())
     witness = e.witness("share of the gradient that no known objective explains", share or 1.0, noise=1e-3)
@@ -1034,7 +1034,7 @@ def unexplained_source(e: Evidence) -> Finding:
             e.witness("λ on log Z − μ next to the one on log Z", got.extra["centered_coef"], 0.0),
         )
     if got.coordinate == "other" and not got.extra.keys() & {"shift_coef", "beta"}:
-        words = f"The penalty is none of the known good ones: it acts on {got.penalty}."
+        words = f"The penalty is not one of the known correct ones: it acts on {got.penalty}."
         return found(words, None, e.witness("λ of that penalty", got.coef, 0.0))
     if got.target_rule == "other":
         witness = e.witness(f"c at V = {got.vocab}, against log V", got.target, math.log(got.vocab or 1))
@@ -1089,7 +1089,7 @@ def not_squared(e: Evidence) -> Finding:
     spread = float((k_T.max() - k_T.min()) / k_T.abs().max())
     return found(
         f"The penalty is {got.penalty}, with λ = {got.coef or 0.0:.5g}. Its source is the same at every log Z, so it "
-        "drives log Z down without end and has no target: square it.",
+        "drives log Z down without bound and has no target: square it.",
         got.coef,
         e.witness("relative spread of the Z source over tokens of different log Z", spread, 1.0, on=probe),
     )
@@ -1127,15 +1127,15 @@ def targets_moved(e: Evidence) -> Finding:
     if e.box.targets == "rolled":
         tokens = float(e.ident.space.tokens)
         return found(
-            "Targets look rolled by one: row t is trained on target t + 1 and the last row on target 0. All else was "
+            "Targets look rolled by one: row t is trained on target t + 1 and the last row on target 0. Everything else was "
             "audited with the targets rolled back.",
             None,
             e.witness("rows that are trained on the target of the next row", tokens, 0.0, noise=0.0),
         )
     if e.box.targets == "shifted":
         return passed(
-            "Targets look shifted by one: row t is trained on target t + 1 inside the loss, the last row on none. All "
-            "else was audited with the targets moved accordingly."
+            "Targets look shifted by one: row t is trained on target t + 1 inside the loss, the last row on none. "
+            "Everything else was audited with the targets moved accordingly."
         )
     if not e.ident.known:
         return not_applicable(CANNOT_TELL)
@@ -1255,7 +1255,7 @@ def differs_from_expected(e: Evidence) -> Finding:
         return found(f"Not as expected: {'; '.join(words for words, _ in differences)}.", ratio, differences[0][1])
     if elsewhere:
         return not_applicable(" ".join(elsewhere), ratio)
-    return passed("What it applies is what was expected.", ratio)
+    return passed("The loss applies what was expected.", ratio)
 
 
 def _another_target(e: Evidence, expected: float | None) -> list[tuple[str, Witness]]:
