@@ -78,7 +78,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "c constant, log V": ("c = log V − 1",),
     "label smoothing ε/V": ("t5x smoothing", "torch smoothing"),
     "`ignore_index` or pad id": ("ignore_index 0", "pad 0, not told"),
-    "class weights, weights by position": ("class weights", "token weights", "focal with Z", "poly loss with Z"),
+    "class weights, per-position weights": ("class weights", "token weights", "focal with Z", "poly loss with Z"),
     "means of chunks or sequences": ("means of chunks", "means of sequences"),
     "labels shifted inside": ("shifted",),
     "rolled labels": ("rolled",),

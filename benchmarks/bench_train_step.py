@@ -53,7 +53,7 @@ class Step:
         self._finish()
 
     def eager(self) -> None:
-        """Materialised logits, torch's own cross-entropy, and the penalty on their log-normalizer."""
+        """Materialized logits, torch's own cross-entropy, and the penalty on their log-normalizer."""
         logits = self.model(input_ids=self.ids).logits
         flat = logits.reshape(-1, VOCAB)
         penalty = (torch.logsumexp(flat, dim=-1) - flat.mean(dim=-1)).square().mean()

@@ -22,7 +22,7 @@ from tests.laws.definitions import Case, relative_error, upstream_like
 from zloss.head.options import Backend, Products
 
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-"""Half the distance of neighbouring numbers, relative to them, at most."""
+"""Half the distance of neighboring numbers, relative to them, at most."""
 FP32 = 1e-5
 """fp32 statistics: sums of some thousand terms, and an `exp` that is off by a few ulps on a GPU."""
 THROUGH_PRODUCTS = ("gain", "gain_centered", "entropy", "total source", "z source")

@@ -17,4 +17,4 @@ def cache_root() -> Path:
     try:
         return Path.home() / ".cache" / "zloss"
     except RuntimeError as error:  # neither $HOME nor an entry in the password file
-        raise OutputError("no folder can be used as a cache: set ZLOSS_CACHE to one.") from error
+        raise OutputError("no usable cache folder was found: set ZLOSS_CACHE to one.") from error

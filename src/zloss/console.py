@@ -1,4 +1,4 @@
-"""Terminal behaviour of a long job: progress bars, Ctrl-C between batches, safe output, timings."""
+"""Terminal behavior of a long job: progress bars, Ctrl-C between batches, safe output, timings."""
 
 from __future__ import annotations
 

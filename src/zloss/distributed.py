@@ -41,7 +41,7 @@ def global_normalizer(
     `tokens`: the targets of all micro-batches of this rank, or the number of valid ones (or the sum of their weights) as a
     number or a 0-d tensor; 0 for a rank without a batch, which has to call it too. `groups`: one group, or several
     orthogonal ones, over which tokens are split (data, FSDP, context, sequence), never those that hold the same tokens
-    (tensor, pipeline); None is the default group if one is initialised. `gradients`: "averaged" for DDP and FSDP,
+    (tensor, pipeline); None is the default group if one is initialized. `gradients`: "averaged" for DDP and FSDP,
     "summed", or the number by which the framework divides the summed gradients.
 
     >>> import torch, zloss
@@ -129,7 +129,7 @@ def check_target_range(name: str, index: Tensor, ignore_index: int, vocab: int |
 
 
 def default_group() -> dist.ProcessGroup | None:
-    """The group of all processes; None if none is initialised."""
+    """The group of all processes; None if none is initialized."""
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
 

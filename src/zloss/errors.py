@@ -29,7 +29,7 @@ class DtypeError(InputError, TypeError):
 
 
 class DeviceError(InputError):
-    """Tensors that must meet live on different devices."""
+    """Tensors used in one operation are on different devices."""
 
 
 class TargetRangeError(InputError, IndexError):

@@ -126,7 +126,7 @@ class Job:
             made.append(make(*args, **keywords))
         except BaseException as error:
             if _lost_another_rank(error):
-                raise  # nobody may be left to report it to
+                raise  # no process may be left to report it to
             failure = error
         interrupted = isinstance(failure, KeyboardInterrupt)
         reports = self.all_gather((interrupted, None if failure is None or interrupted else str(failure)))
@@ -135,7 +135,7 @@ class Job:
             if any(stopped for stopped, _ in reports):
                 raise KeyboardInterrupt
             return made[0]
-        # The first rank reports the error of all; the others exit silently, unless the error is a bug of theirs.
+        # The first rank reports the error of all; the others exit silently, unless the error is a bug on that rank.
         if failure is not None and not interrupted and (self.first or not isinstance(failure, ZlossError)):
             raise failure
         if not self.first:

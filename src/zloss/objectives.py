@@ -75,8 +75,8 @@ class Objective(ABC):
     @property
     @abstractmethod
     def active(self) -> bool:
-        """False when every coefficient is None or 0: then the objective is cross-entropy, bit for bit. A tensor counts as on,
-        whatever it holds."""
+        """False when every coefficient is None or 0: then the objective is cross-entropy, bit for bit. A tensor always
+        counts as on."""
 
     def coefficients(self) -> dict[str, Coef]:
         """The fields whose names end in "coef", by name.
@@ -441,7 +441,7 @@ def off_is_zero(coefficient: Coef) -> float | Tensor:
     """The factor of a penalty: a number or a 0-d tensor."""
     if _is_function(coefficient):
         raise CoefficientError(
-            "a coefficient of this objective is a function of the optimizer step, which a loss does not know: pass "
+            "a coefficient of this objective is a function of the optimizer step, but a loss does not know the step: pass "
             "`objective.at(step)`."
         )
     return 0.0 if coefficient is None else coefficient  # type: ignore[return-value]

@@ -249,6 +249,6 @@ def quantiles(values_QT: Tensor, tokens: Tensor, levels: Sequence[float]) -> Ten
 
 
 def exact_quantile(values: Tensor, q: float) -> Tensor:
-    """The q-quantile of all values, 0-d in fp64; NaN of nothing. `torch.quantile` refuses more than 2²⁴ values."""
+    """The q-quantile of all values, 0-d in fp64; NaN of nothing. `torch.quantile` rejects more than 2²⁴ values."""
     flat = values.reshape(1, -1)
     return quantiles(flat, torch.tensor(flat.shape[1], device=values.device), (q,))[0, 0]

@@ -247,7 +247,7 @@ def make_blocks(
         if needed is not None and have >= needed:
             break
     if not have:
-        raise CorpusError(f"the text {corpus.name!r} is empty: give a text with more than {size} tokens.")
+        raise CorpusError(f"the text {corpus.name!r} is empty: use a text with more than {size} tokens.")
     available = (have - 1) // size
     least = offset + (count or 1)
     if available < least:

@@ -40,7 +40,7 @@ def test_the_default_is_what_the_model_has_and_more_is_one_sentence_with_the_lar
     name: str, gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused
 ) -> None:
     argv = commands(gpt2, tmp_path)[name]
-    refused([*argv, "--block-size", "200"], "--block-size is 200", f"give at most {POSITIONS}")
+    refused([*argv, "--block-size", "200"], "--block-size is 200", f"use at most {POSITIONS}")
     assert main(argv) == 0
     captured = capsys.readouterr()
     said = " ".join((captured.out + captured.err).split())
@@ -73,6 +73,6 @@ def test_rotary_models_are_read_beyond_their_positions_with_a_warning(
 def test_the_bos_takes_one_position(tmp_path: Path, refused: Refused) -> None:
     model = save_model("gpt2", tmp_path / "model", bos=True)
     audit = ["audit", str(model), *AUDIT, "--out", str(tmp_path / "audit")]
-    refused([*audit, "--block-size", "128"], "give at most 127")
+    refused([*audit, "--block-size", "128"], "use at most 127")
     assert main(audit) == 0
     assert json.loads((tmp_path / "audit" / "report.json").read_text())["corpus"]["block_size"] == 127

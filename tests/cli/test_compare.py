@@ -351,12 +351,12 @@ def test_missing_parts_are_named(copy: Path, tmp_path: Path, refused: Refused) -
     lonely = next(q for q in data["quality"]["methods"] if (q["method"], q["coef"]) == ("centered", 0.3))
     assert lonely["accepted"] is None
     for words, sentence in (
-        ([copy, "--baseline", "factorized"], "no run of the baseline"),
+        ([copy, "--baseline", "factorized"], "no run uses the baseline"),
         ([copy, "--baseline", "standard"], "name one of standard:0.0001, standard:0.3"),
-        ([tmp_path / "nowhere"], "there is no folder"),
+        ([tmp_path / "nowhere"], "does not exist"),
         ([copy / "standard-0.3-s1"], "is one run: pass the folder that holds it"),
         ([copy, "--tolerance-ppl", "nan"], "--tolerance-ppl"),
-        ([copy, "--diagnosed", "nonsense"], "no diagnosed quantity"),
+        ([copy, "--diagnosed", "nonsense"], "unknown diagnosed quantity"),
     ):
         refused(["compare", *words], sentence)
     assert main(["compare", str(copy), "--baseline", "standard:0.3", "--quiet"]) == 0

@@ -20,7 +20,7 @@ def movement(drift: Drift, key: str = "mu_abs_99", coordinate: str = "raw") -> M
 
 
 def test_a_slow_shift_is_found_over_the_whole_still_stretch() -> None:
-    """No two neighbours differ by a nat; the ends do."""
+    """No two neighbors differ by a nat; the ends do."""
     found = made_up_drift([5.0, 5.0, 5.4, 5.8, 6.2, 6.6, 7.0])
     shift = movement(found)
     assert (shift.state, shift.to_step) == ("invisible", 700)

@@ -82,7 +82,7 @@ def test_bad_input() -> None:
         zloss.CenteredHeadWrapper(nn.Embedding(3, 4))
 
 
-def test_a_tied_head_is_recognised_by_its_embedding_whatever_kind_of_module_that_is() -> None:
+def test_a_tied_head_is_recognized_by_its_embedding_whatever_kind_of_module_that_is() -> None:
     class Table(nn.Module):
         def __init__(self, rows: nn.Parameter) -> None:
             super().__init__()

@@ -212,7 +212,7 @@ def test_a_plugin_of_an_earlier_configuration_leaves_the_next_one_alone() -> Non
         (HEAD | {"router": ROUTER | {"convention": "olmo"}}, {}, "unknown router convention: 'olmo'."),
         (HEAD | {"router": ROUTER | {"topk": 2}}, {}, "unknown key of `zloss.router:`: 'topk'. Did you mean 'top_k'?"),
         (HEAD, {"zloss_coef": 1e-4}, "`zloss_coef` is not a key of axolotl"),
-        (HEAD, {"chunked_cross_entropy": True}, "`chunked_cross_entropy: True` lets another function compute"),
+        (HEAD, {"chunked_cross_entropy": True}, "`chunked_cross_entropy: True` makes another function compute"),
         (HEAD, {"context_parallel_size": 2}, "got `context_parallel_size: 2`: set it to 1."),
         (HEAD, {"tensor_parallel_size": 2}, "got `tensor_parallel_size: 2`: set it to 1."),
     ],

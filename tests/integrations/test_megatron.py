@@ -52,7 +52,7 @@ def test_ce_and_z_are_apart_and_evaluation_is_ce(answer: dict[str, Any]) -> None
         "another reduction": "but got 'mean'",
         "not Megatron": "UnsupportedModelError: Linear has no `compute_language_model_loss`: a LanguageModule of megatron-core "
         "0.16 (GPTModel) is expected, and megatron-core 0.",
-        "twice": "this GPTModel has a Z-loss already",
+        "twice": "this GPTModel already has a Z-loss",
         "an adapter": "but got Adapter with defer_embedding_wgrad_compute=False: pass fused=False",
         "overlapped experts": "`overlap_moe_expert_parallel_comm`",
         "labels [s, b]": "ShapeError: `labels` is expected to be [b, s] = [3, 8], as `input_ids`, but got [8, 3]",

@@ -199,7 +199,7 @@ def test_a_loss_that_the_recipe_replaced_raises(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(train_ft.TrainFinetuneRecipeForNextTokenPrediction, "setup", lambda self: None)
     recipe = ZLossRecipe.__new__(ZLossRecipe)
     recipe.__dict__["loss_fn"] = torch.nn.CrossEntropyLoss()
-    with pytest.raises(UnsupportedModelError, match="replaced the loss by CrossEntropyLoss, so Z would be left out"):
+    with pytest.raises(UnsupportedModelError, match="replaced the loss with CrossEntropyLoss, so Z would be left out"):
         recipe.setup()
 
 

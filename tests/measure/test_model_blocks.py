@@ -47,7 +47,7 @@ def test_learned_positions_end_and_rotary_ones_do_not(kind: str, expected: tuple
     assert positions_of(load_checkpoint(str(save_model(kind, tmp_path)))) == expected
 
 
-def test_families_with_a_table_are_recognised() -> None:
+def test_families_with_a_table_are_recognized() -> None:
     """OPT reserves two rows of its table; GPT-J keeps rotary sines in one; BLOOM has no positions."""
     import transformers as t
 

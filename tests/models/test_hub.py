@@ -44,9 +44,9 @@ def test_paths_and_ids(name: str, path: bool, tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("models/gtp2", "no model 'models/gtp2': there is no such folder. Did you mean models/gpt2?"),
+        ("models/gtp2", "model 'models/gtp2' not found: no such folder. Did you mean models/gpt2?"),
         ("lama", "Did you mean llama?"),
-        ("lama.gguf", "there is no GGUF file lama.gguf."),
+        ("lama.gguf", "GGUF file lama.gguf does not exist."),
     ],
 )
 def test_every_command_says_the_same_of_a_missing_model_at_once(
@@ -72,7 +72,7 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatc
     (tmp_path / "my-gpt2").mkdir()
     began = time.perf_counter()
     assert not hub_is_reachable()
-    with pytest.raises(CheckpointError, match=r"the hub does not answer.*Did you mean my-gpt2\?"):
+    with pytest.raises(CheckpointError, match=r"the Hub is unreachable.*Did you mean my-gpt2\?"):
         load_checkpoint("my-gtp2")
     assert time.perf_counter() - began < 10
 

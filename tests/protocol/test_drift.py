@@ -71,7 +71,7 @@ def test_what_cannot_be_ordered_is_refused(tmp_path: Path) -> None:
     nameless, empty = checkpoint(tmp_path / "final"), checkpoint(tmp_path / "checkpoint-9")
     (empty / "model.safetensors").unlink()
     cases: list[tuple[type[Exception], str, DriftConfig]] = [
-        (InputError, "two of step 5", DriftConfig(checkpoints=(str(one), str(same)))),
+        (InputError, "two checkpoints of step 5", DriftConfig(checkpoints=(str(one), str(same)))),
         (InputError, "'final' has no number", DriftConfig(checkpoints=(str(one), str(nameless)))),
         (CheckpointError, "has no weights", DriftConfig(checkpoints=(str(one), str(empty)))),
         (InputError, "names 2", DriftConfig(checkpoints=("a/b", "a/c"), revisions=("step1", "step2"))),

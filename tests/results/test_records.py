@@ -147,7 +147,7 @@ def test_a_bad_file_is_refused_with_its_name(tmp_path: Path, content: str, messa
 def test_no_result_a_missing_path_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
     for paths, message in (
         ([], "no result was given"),
-        ([tmp_path / "none"], "no file or folder"),
+        ([tmp_path / "none"], "does not exist"),
         ([tmp_path], "contains no"),
     ):
         with pytest.raises(InputError, match=message):

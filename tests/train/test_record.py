@@ -279,7 +279,7 @@ def test_an_interrupted_run_is_unfinished_and_a_folder_of_another_is_refused(tmp
         pass
     with pytest.raises(InputError, match="without steps"), make(1.0):
         pass
-    with pytest.raises(InputError, match="without a loss"), make(1.0) as run, run.step():
+    with pytest.raises(InputError, match="has no loss"), make(1.0) as run, run.step():
         pass
 
 

@@ -65,7 +65,7 @@ def straight_loss(method: str, coef: float, logits: Tensor, target: Tensor, weig
 
 @pytest.mark.parametrize("method", METHODS)
 def test_losses_and_norms_equal_a_straight_loop(grid: tuple[Path, TrainConfig], method: str) -> None:
-    """The same run by hand: whole batches, materialised logits, torch's clipping, torch's AdamW."""
+    """The same run by hand: whole batches, materialized logits, torch's clipping, torch's AdamW."""
     coef = 0.0 if method in ("ce", "centered-head") else 1e-2
     config = replace(grid[1], method=method, coef=coef)
     start = prepare_start(config)

@@ -28,7 +28,7 @@ from zloss.tensors import at_least_fp32
 from zloss.text import Blocks
 
 SIGMOID_REASON = (
-    "the router scores experts with a sigmoid each: there is no softmax normalizer, so log Z_R, its entropy and a "
+    "the router scores each expert with a sigmoid: there is no softmax normalizer, so log Z_R, its entropy and a "
     "router Z-loss are not defined here"
 )
 OTHER_REASON = (

@@ -43,9 +43,9 @@ class AuditLoss:
     ignore_index: int = -100
     """The target value of ignored tokens."""
     valid_vocab: int | None = None
-    """Number of real rows, if the vocabulary is padded and the loss knows it."""
+    """Number of real rows, if the vocabulary is padded and the loss handles it."""
     thorough: bool = False
-    """Also try many tokens and a large vocabulary at once, and every size however long it takes."""
+    """Also try many tokens and a large vocabulary together, and every size no matter how long it takes."""
     strict: bool = False
     """Also exit with code 1 on warnings and notes."""
     model: str = ""
@@ -70,7 +70,7 @@ class AuditLoss:
     verbose: bool = False
     """Also print the checks that passed or did not apply, and code that reproduces each finding."""
     quiet: bool = False
-    """Print nothing but errors."""
+    """Print only errors."""
 
     def run(self, argv: Sequence[str]) -> int:
         from zloss.audit.loss.calls import LossCallError, load_function
@@ -130,7 +130,9 @@ class AuditLoss:
 
         if not self.model:
             if self.texts:
-                raise InputError("`texts` was given without `model`: there are no logits of a model to audit on.")
+                raise InputError(
+                    "`texts` was given without `model`, but the audit needs a model to compute logits on them."
+                )
             return None
         return open_model_tokens(
             self.model,

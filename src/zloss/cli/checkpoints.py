@@ -50,7 +50,7 @@ class Center:
 
 @dataclass(frozen=True)
 class Drift:
-    """Audit every checkpoint of one run on the same text and say what moved while cross-entropy stood still, and between
+    """Audit every checkpoint of one run on the same text and say what moved while cross-entropy did not move, and between
     which steps that began. Finished checkpoints are kept in --out and reused, so the same command resumes after an interruption.
     Example: zloss drift runs/big --text valid.txt --out drift"""
 

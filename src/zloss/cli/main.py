@@ -1,6 +1,6 @@
 """`zloss`: run one subcommand, and turn every expected error into one sentence and an exit code.
 
-Nothing here imports torch, so that help answers at once.
+Nothing here imports torch, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _main(argv: list[str]) -> int:
             # It would do all of its work in every process, in one folder.
             raise ZlossError(
                 f"runs on one process, but a launcher started {os.environ['WORLD_SIZE']}: run it without torchrun. "
-                f"On several processes: {', '.join(ON_RANKS)}."
+                f"Commands that support several processes: {', '.join(ON_RANKS)}."
             )
         return _run(argv)
     except ZlossError as error:

@@ -1,4 +1,4 @@
-"""`zloss report` and `zloss glossary`: results on disk as a table, a page and figure files, and what their words mean."""
+"""`zloss report` and `zloss glossary`: results on disk as a table, a page and figure files, and what their terms mean."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Report:
     force: bool = False
     """Replace a different result that is already in the folder."""
     quiet: bool = False
-    """Print nothing but errors."""
+    """Print only errors."""
     verbose: bool = False
     """Also print all numbers of audits and comparisons, and the decision map of an audit."""
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)

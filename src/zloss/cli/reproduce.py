@@ -27,17 +27,17 @@ class Reproduce:
     labels: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="LABEL")] = ()
     """Labels as --list shows them, e.g. tab:pretrained; several share their audits and training runs. `all`: every one."""
     list_: Annotated[bool, tyro.conf.arg(name="list")] = False
-    """Show the labels and do nothing else."""
+    """List the labels and exit."""
     profile: Literal["paper", "cpu", "smoke"] = "cpu"
-    """paper: its models, corpora, counts and seeds; cpu: offline, audits on SmolLM2 in minutes, training on a separate
-    small model in about an hour for all tables; smoke: seconds."""
+    """paper: the paper's models, corpora, token counts and seeds; cpu: offline, audits on SmolLM2 in minutes, training on a
+    separate small model in about an hour for all tables; smoke: seconds."""
     model: Annotated[tuple[str, ...], Option(metavar="MODEL", repeated=True)] = ()
     """Models instead of the profile's: a folder in the Hugging Face format, an id or a GGUF file; NAME=FOLDER for a local
     copy of one of the paper's models, NAME alone to select one. Repeat to append."""
     texts: TextFiles = ()
     """Text instead of the profile's corpus; repeat to append."""
     text_source: str = ""
-    """Source and licence of that text, to be recorded in the result."""
+    """Source and license of that text, to be recorded in the result."""
     blocks: int | None = None
     """Blocks instead of the profile's count; 0 uses the whole text."""
     block_size: int | None = None
@@ -60,7 +60,7 @@ class Reproduce:
             return 0
         if not self.labels:
             raise InputError(
-                f"no table was requested: `zloss reproduce {labels()[0]}` runs one, `zloss reproduce all` every one, and "
+                f"no table was requested: `zloss reproduce {labels()[0]}` runs one, `zloss reproduce all` runs all of them, and "
                 "`zloss reproduce --list` shows their names."
             )
         folder, everything = Path(self.out), self.labels == ("all",)

@@ -31,7 +31,7 @@ ROUTERS, ROUTER_COEFS = ("none", "token_layer_mean"), (1e-3,)
 class Train:
     """Train a language model under CE, Centered head, Standard, Centered, Factorized and Gain-aware Z-loss, μ-loss, μ-centering
     or any registered objective, with everything else equal: one folder per method, coefficient and seed. `zloss compare` reads
-    them. Finished runs are skipped, a killed run resumes from its last checkpoint. With --moe a mixture of experts is
+    them. Finished runs are skipped; a killed run resumes from its last checkpoint. With --moe a mixture of experts is
     trained from scratch under several router Z-losses instead.
 
     Example: zloss train smollm2 --methods ce,centered --coef 1e-4 --seeds 1,2 --text train.txt --steps 200 --out runs
@@ -70,7 +70,7 @@ class Train:
     out: str = "zloss-train"
     """Folder of the runs."""
     quiet: bool = False
-    """No progress, no lines."""
+    """Do not print progress."""
 
     def run(self, argv: Sequence[str]) -> int:
         # Before torch is imported: wrong values are rejected at once, and oneDNN reads its limit only when it is loaded.

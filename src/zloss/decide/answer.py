@@ -31,11 +31,11 @@ ORDER = tuple(
         *(stages.DECOMPOSITION, stages.TRANSPORT, stages.PATHWAY, stages.OPTIMIZER),
     )
 )
-"""The order in which to look at stages that fired: first what every other number rests on, last what follows from the others."""
+"""The order in which to check stages that fired: first what every other number depends on, last what follows from the others."""
 
 
 def ordered_stages(decisions: Sequence[Decision]) -> tuple[str, ...]:
-    """Names of the fired stages in the order in which to look at them."""
+    """Names of the fired stages in the order in which to check them."""
     return tuple(sorted((decision.stage for decision in decisions if decision.fired), key=ORDER.index))
 
 
@@ -92,7 +92,7 @@ def next_command(
         more = ["--block-size", str(size)] if short else []
         more += [] if tokenizer is None else ["--tokenizer", tokenizer]
         command = ["zloss", "recommend", model, *text, *more, "--out", "zloss-recommend"]
-        why = "train short matched runs with and without Z-loss, and confirm the best one on further seeds"
+        why = "train short matched runs with and without Z-loss, and confirm the best one on fresh seeds"
     elif doubtful and report.corpus.predictions < stored_thresholds(report.thresholds).least_tokens:
         place = audit.index("--blocks") if "--blocks" in audit else len(audit)
         command = [*audit[:place], *audit[place + 2 :], "--blocks", "64"]
@@ -148,7 +148,7 @@ class DecidedResults:
     """Shown with their own claims and verdicts; no stage reads them."""
     implementation_audits: tuple[ImplementationAudit, ...] = ()
     drifts: tuple[Drift, ...] = ()
-    """Each with its own judgement, made when it was measured; no stage reads them."""
+    """Each with its own verdict, reached when it was measured; no stage reads them."""
     recommendations: tuple[Recommendation, ...] = ()
     """Each with its own map of eight stages."""
 

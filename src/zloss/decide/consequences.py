@@ -69,7 +69,10 @@ def shift_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
         return found(raw, matters=False if why else None, reason=sentence(why or f"{storage} logits overflow"))
     bits = math.log2(raw / centered) if raw > 0 and centered > 0 else 0.0
     enough = raw >= limits.shift_noise and bits >= limits.shift_bits
-    said = f"{storage} logits blur a token's log-probability by {raw:.3f} nat (RMS), {centered:.3f} nat once the head is centered"
+    said = (
+        f"{storage} logits perturb a token's log-probability by {raw:.3f} nat (RMS), "
+        f"{centered:.3f} nat once the head is centered"
+    )
     if raw < limits.shift_noise:
         worth = f"less than {limits.shift_noise:g} nat does not matter"
     elif bits < 0:
@@ -204,7 +207,7 @@ def give_verdict(
     comparisons: Sequence[Comparison] = (),
     recommendations: Sequence[Recommendation] = (),
 ) -> ActionVerdict:
-    """What to do, from decisions that have their consequences; runs of another model than the audited one do not count."""
+    """What to do, from decisions that have their consequences; runs of a model other than the audited one do not count."""
     mattering = {one.stage: one for one in decisions if one.consequence is not None and one.consequence.matters}
     name = None if report is None else report.model.name
     same = [one for one in comparisons if name is None or one.model in (None, name)]
@@ -223,7 +226,7 @@ def give_verdict(
         assert noise is not None
         return ActionVerdict(
             "center",
-            f"Center the output head: {storage} logits then blur a token's log-probability by {noise.centered:.3f} instead "
+            f"Center the output head: {storage} logits then perturb a token's log-probability by {noise.centered:.3f} instead "
             f"of {noise.raw:.3f} nat.",
             (*_reasons([found]), *_findings(decisions, skip=[found])),
             confidence,
@@ -299,7 +302,7 @@ def _accepted(
     """(method, λ, why, how sure) of an accepted Z-loss on the head: a recommendation's before a comparison's.
 
     A centered head, or an untied head that is centered after every step, is accepted by construction, since it predicts what
-    CE predicts; whether it is worth having is the consequence of the shift. Router variants do not count: they are not a
+    CE predicts; whether it is worthwhile depends on the consequence of the shift. Router variants do not count: they are not a
     Z-loss on the head.
     """
     for one in recommendations:

@@ -124,7 +124,7 @@ def _missing(stage: Stage, report: AuditReport, path: str) -> Decision:
 
 
 def source_coordinate(report: AuditReport, thresholds: Thresholds) -> Decision:
-    """p99 |μ| against a multiple of log V; centering changes the other numbers too, and PPL not."""
+    """p99 |μ| against a multiple of log V; centering changes the other numbers too, but not PPL."""
     raw, centered, gradient = report.heads.raw, report.heads.centered, report.gradient
     value = raw.mu_abs_99
     if value is None:
@@ -243,7 +243,7 @@ def implementation(
     # (error, where, error of the forward value); an error that was not measured is None.
     sources = [
         *((audit.source.delta_src, "", audit.source.forward_rel_error) for audit in loss_audits),
-        # On a model's own logits a Z far smaller than CE may drown in the rounding of CE, which is not a fault of the loss.
+        # On a model's own logits a Z far smaller than CE may be lost in the rounding of CE, which is not a fault of the loss.
         *((t.delta_src, f"the loss on {t.model}", t.forward_rel_error) for t in targets if t.beyond_rounding),
         *(
             (line.delta_src, f"logits of {audit.model.name} stored in {line.storage}", line.forward_rel_error)
@@ -277,7 +277,7 @@ def implementation(
     effects = [
         Effect("Relative error: forward value → backward source", forward, error, note=where)
         for error, where, forward in sources
-        # Next to another finding the two errors are not a before and after: its remedy changes neither.
+        # With any other finding the two errors are not a before and after: its remedy changes neither of them.
         if error is not None and error > thresholds.delta_src
     ]
     value, limit = worst[0] if worst else (None, thresholds.delta_src)
@@ -382,7 +382,7 @@ class _Endpoint(NamedTuple):
 
     @property
     def beyond(self) -> bool:
-        """Beyond its limit; a nonfinite step is, whatever the baseline has."""
+        """Whether it is beyond its limit; a nonfinite step always is, whatever the baseline's value."""
         nonfinite = self.limit.key.startswith("nonfinite")
         return self.after > 0 if nonfinite else self.limit.passed(self.before, self.after)
 

@@ -171,7 +171,7 @@ class WatchedValues:
         self.shown_I: list[float | None] = [getattr(each, watched.key) for each in numbers]
         """As the checkpoints report it."""
         self.tested_I = self.shown_I
-        """What changes are tested on: the same, or the quantile at `level`."""
+        """The values that changes are tested on: `shown_I`, or the quantile at `level`."""
         self.level: float | None = None
         """The tested quantile; None if it is not a quantile."""
         self.spread_IR: Floats | None = None
@@ -224,7 +224,7 @@ class WatchedValues:
 
 
 def _movement(values: WatchedValues, kept: Sequence[KeptCheckpoint], last_still: Sequence[int]) -> Movement:
-    """What one number did over the run: the largest change while CE stood still, and where it began.
+    """What one number did over the run: the largest change while CE did not move, and where it began.
 
     "invisible": CE stayed within its tolerance from checkpoint i to every checkpoint up to j. "with_ce": the number moved only
     over stretches in which CE moved too. It began at the first k after i at which it had moved from its value at i.
@@ -277,7 +277,7 @@ def _ce_phrase(change: CeChange) -> str:
     """What CE did meanwhile.
 
     >>> _ce_phrase(CeChange(0, 100, 2e-7, 3e-7, still=True)), _ce_phrase(CeChange(0, 100, 2e-5, 3e-7, still=True))
-    ('CE stood still (less than 1e-5 nat)', 'CE stood still (+2e-05 ± 3e-07 nat)')
+    ('CE did not move (less than 1e-5 nat)', 'CE did not move (+2e-05 ± 3e-07 nat)')
     """
     if change.difference is None:
         return "CE was not finite"
@@ -285,7 +285,7 @@ def _ce_phrase(change: CeChange) -> str:
     # Below 1e-5 nat a difference is rounding of the forward pass.
     small = abs(change.difference) < 1e-5 and (change.half_width or 0) < 1e-5
     size = "less than 1e-5 nat" if small else f"{change.difference:+.2g}{interval} nat"
-    return f"CE {'stood still' if change.still else 'moved'} ({size})"
+    return f"CE {'did not move' if change.still else 'moved'} ({size})"
 
 
 def _finding(movements: Sequence[Movement], *, ce_stood_still: bool) -> str:
@@ -301,10 +301,10 @@ def _finding(movements: Sequence[Movement], *, ce_stood_still: bool) -> str:
                 else " No number of the centered head moved with it: it is a common shift of all logits, which `zloss center` "
                 "removes from a checkpoint and a penalty on μ limits in training."
             )
-        return text + (f" Also while CE stood still: {_list(others)}." if others else "")
+        return text + (f" Also while CE did not move: {_list(others)}." if others else "")
     text = "CE moved between all adjacent checkpoints, so the loss curve hides no change."
     if ce_stood_still:
-        text = "No drift that CE cannot see: no watched number moved while CE stood still."
+        text = "No drift that CE cannot see: no watched number moved while CE did not move."
     if with_ce:
         text += f" Moved while CE moved: {_list(with_ce)}."
     if any(movement.quantity in SHIFT_KEYS for movement in with_ce):

@@ -74,7 +74,7 @@ class PairedInterval:
         return "holds" if self.upper <= bound else "fails" if self.lower > bound else "open"
 
     def seeds_to_settle(self, bound: float) -> int | None:
-        """How many seeds would put Δ on one side of `bound` at the present spread.
+        """How many seeds would put Δ on one side of `bound` at the current spread.
 
         None with one seed, and where more seeds cannot help because the groups alone are as wide as the gap.
         """
@@ -93,7 +93,7 @@ class PairedInterval:
         if self.seeds < 2:
             return "run at least one more seed"
         if seeds is not None and seeds > self.seeds:
-            return f"{seeds} seeds would settle it at the present spread"
+            return f"{seeds} seeds would settle it at the current spread"
         return "validate on more text"
 
 

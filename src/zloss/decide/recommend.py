@@ -135,7 +135,7 @@ class Speed:
     step: float
     """One optimizer step."""
     run: float
-    """Everything of a run but its steps."""
+    """Everything in a run except its steps."""
     fixed: float
     """Everything outside of runs: the time spent so far and the audits that remain."""
 
@@ -225,11 +225,11 @@ def certain_rejection(
     spike: float,
     thresholds: Thresholds,
 ) -> str | None:
-    """The endpoint that rejects a running arm whatever its remaining steps bring, in a phrase; None while it may be accepted.
+    """The endpoint that rejects a running arm regardless of its remaining steps, in a phrase; None while it may be accepted.
 
     Only endpoints that cannot fall again are read: maxima, and counts of events over the number of steps of the whole run. If one
     of them is beyond its limit against the finished CE run, the optimizer part of the one-seed verdict fails at the end too. The
-    rank of an arm never stops it: early PPL favours CE, and an early P_Z the largest λ.
+    rank of an arm never stops it: early PPL favors CE, and an early P_Z the largest λ.
 
     `records`: the steps so far; `baseline`: the endpoints of the CE run by key; `steps`: steps of the whole run.
     """
@@ -272,7 +272,7 @@ def least_endpoints(
 
 @dataclass(frozen=True)
 class EvaluatedArm:
-    """What one comparison says of one arm: its verdict, and whether its numbers point the right way.
+    """What one comparison says about one arm: its verdict, and whether its numbers point the right way.
 
     An arm *passes* if nothing fails and every point estimate is on the good side: ΔCE within the tolerance, the quantity it is
     meant to lower at least 1 % lower, and p99 ‖δ_u‖ as deployed not above that of CE on raw logits. Passing is a direction; the
@@ -425,7 +425,7 @@ def with_verdict(found: Recommendation) -> Recommendation:
 
 
 def _how_sure(found: Recommendation) -> str:
-    """On how many fresh seeds and steps the answer rests, on what text, and under which assumptions."""
+    """How many fresh seeds and steps the answer is based on, on which text, and under which assumptions."""
     tested, seeds = found.tested, len(found.confirmation_seeds)
     word = {CONFIRMED: "Confirmed", DIRECTION: "Not confirmed: seen", UNDECIDED: "Not decided"}[found.level]
     said = "" if found.objective != CENTERED_HEAD else f"{NO_TRAINING} "

@@ -71,7 +71,7 @@ def method_verdict(
     limits, side, key = thresholds or Thresholds(), pairs[0][1].coordinate, diagnosed or DIAGNOSED
     known = [entry.name for entry in fields(HeadNumbers)]
     if key not in known:
-        raise InputError(f"there is no diagnosed quantity {key!r} of a head: expected one of {', '.join(known)}.")
+        raise InputError(f"unknown diagnosed quantity {key!r} of a head: expected one of {', '.join(known)}.")
     ppl, tail = method.paired.deployed.get("ppl"), method.paired.same_coordinate.of(side).get(key)
     tolerance = comparison.quality.tolerance_ppl
     assert tolerance is not None  # see `with_tolerance`

@@ -1,6 +1,6 @@
 """The three parts of a verdict on a method: the coordinate it is meant to lower, the quality of the model, and the optimizer.
 
-Each part holds, fails or is open, with a sentence and the numbers it rests on.
+Each part holds, fails or is open, with a sentence and the numbers behind it.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Targets:
     """The shape of `target` as the caller passed it."""
 
     def weighted(self, value_T: Tensor) -> Tensor:
-        """w_t·value_t, 0 at ignored tokens whatever they hold."""
+        """w_t·value_t, 0 at ignored tokens, whatever their value."""
         weighted_T = self.weight_T * value_T
         return weighted_T if self.all_valid else torch.where(self.valid_T, weighted_T, 0)
 
@@ -242,7 +242,7 @@ def _check_shapes(
 
 
 def _check_gradient_buffer(buffer: Tensor, weight: Tensor, dtype: torch.dtype, options: HeadOptions) -> None:
-    """Refuse a buffer that could not take dW, or would take it twice.
+    """Reject a buffer that could not take dW, or would take it twice.
 
     For "mean" and "sum" the gradients are formed in the forward pass, so dW is in the buffer as soon as the loss returns,
     and `weight.grad` stays as it was. The upstream gradient must be 1: factors of the loss (a loss scale, 1/micro-batches)
@@ -413,7 +413,7 @@ def prepare_targets(
     if target.is_floating_point() and target.dim() == len(leading) + 1:
         raise DtypeError(
             f"`target` holds probabilities {list(target.shape)}, but the loss takes one class index per token, {list(leading)}: "
-            "use `label_smoothing`, or add the cross-entropy against soft targets as a term of its own."
+            "use `label_smoothing`, or add the cross-entropy against soft targets as a separate term."
         )
     check_integers("target", target)
     if target.shape != leading:

@@ -22,8 +22,8 @@ def center_head_(
     """Write W − 1w̄ (and b − b̄) into an untied head: softmax and cross-entropy stay, μ becomes 0 (paper eq:centered_head).
 
     Pass `model`, the model that holds the head, or its input embedding (module or table): a head whose weight another
-    module of it holds is tied and is refused, because writing would also change every input embedding. Without `model`
-    only the `nn.Linear` itself is seen, and it does not know who shares its weight: leave `model` out only for a head
+    module of it holds is tied and is rejected, because writing would also change every input embedding. Without `model`
+    only the `nn.Linear` itself is seen, and it cannot tell which modules share its weight: leave `model` out only for a head
     that is known to be untied. Rows from `valid_vocab` on are padding: they are
     outside the mean, and it is subtracted from them too, so that a softmax over all rows stays as well.
 
@@ -48,8 +48,8 @@ def shift_head_(
 ) -> nn.Linear:
     """Add one vector [D] to every row of an untied head: cross-entropy stays, μ moves by shift·u. A controlled probe.
 
-    `model` is that of `center_head_`: with it a tied head is refused, without it a tie is not seen. Padding rows
-    move with the others, so that a softmax over all rows stays as well; `valid_vocab` is checked and changes nothing.
+    `model` is that of `center_head_`: with it a tied head is rejected, without it a tie is not detected. Padding rows
+    move with the others, so that a softmax over all rows is unchanged too; `valid_vocab` is checked and changes nothing.
 
     >>> import zloss
     >>> head = zloss.shift_head_(nn.Linear(8, 11), torch.ones(8))

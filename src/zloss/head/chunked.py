@@ -58,7 +58,7 @@ def chunked_loss(problem: HeadProblem | LogitsProblem, work: RowWork | None = No
         return _traced_loss(problem, work)
     if torch._C._are_functorch_transforms_active():
         raise InputError(
-            "this backend forms its gradients itself, which the transforms of torch.func (grad, vmap, jvp, …) cannot follow: "
+            "this backend computes its own gradients, which torch.func transforms (grad, vmap, jvp, …) do not support: "
             "use backend='dense' with them."
         )
     wanted = wanted_gradients(operands, grad_enabled=torch.is_grad_enabled() and problem.targets.reduction != "none")
@@ -161,7 +161,7 @@ class _WithGradients(torch.autograd.Function):
         problem: HeadProblem | LogitsProblem,
         *operands: Tensor | None,
     ) -> Tensor:
-        # Handed out once, so that the receiver may change them in place; a second backward recomputes them.
+        # Returned once, so that the caller may modify them in place; a second backward pass recomputes them.
         ctx.ready = []
         if any(wanted):
             ctx.ready.append(
@@ -216,7 +216,7 @@ def refuse_double_backward() -> None:
 
 
 def _require_first_unit_backward(upstream: Tensor, *, first: bool) -> None:
-    """Refuse a second backward pass, or one whose upstream gradient is not 1: dW is in the buffer already."""
+    """Reject a second backward pass, or one whose upstream gradient is not 1: dW is in the buffer already."""
     if upstream.device.type != "cpu":
         # Checked on the device: reading the value here would stall the stream.
         torch._assert_async(upstream == 1, "with `weight_grad_buffer` the upstream gradient must be 1")
@@ -287,7 +287,7 @@ class Chunk(NamedTuple):
     target_slope_C: Tensor | None
     """Slope of the softcap at the target; None without a softcap."""
     projected_CD: Tensor | None
-    """exp(z − m) W, unnormalised; the E W of local rows if the problem's projection is partial."""
+    """exp(z − m) W, unnormalized; the E W of local rows if the problem's projection is partial."""
     target_rows_CD: Tensor | None
     """W[y], where a sum over ranks was needed to have it on each."""
     mean_row_D: Tensor | None

@@ -103,7 +103,7 @@ class HeadOptions:
         for name, known in _NAMES.items():
             if not isinstance(values[name], str) or values[name] not in known:
                 raise UnknownNameError(name, values[name], known)
-        # Label smoothing alone may pass: the mean of softcapped logits is no coordinate, but its loss is well defined.
+        # Label smoothing alone may pass: the mean of softcapped logits is not a coordinate, but its loss is well defined.
         if self.softcap is not None and self._objective_uses_mean:
             self.refuse_missing_mean(
                 "`softcap` is not shift-invariant: centering would change the model. "

@@ -336,7 +336,7 @@ class HeadGradients:
         self._dbias_V = torch.zeros(shape_VD[0], dtype=dtype, device=device) if wants_bias else None
         self._dweight_VD: Tensor | None = None
         self._dweight_unset = problem.weight_grad_buffer is None
-        """Whether nothing has been added to dW yet; memory that we allocate is uninitialised."""
+        """Whether nothing has been added to dW yet; memory that we allocate is uninitialized."""
         if wants_weight:
             self._dweight_VD = problem.weight_grad_buffer
             if self._dweight_VD is None:

@@ -229,7 +229,8 @@ def local_logits(
     if layout is not None:
         if group is not None:
             raise InputError(
-                "`logits` are a DTensor sharded over tokens, whose mesh names its group, but `group` was given too."
+                "`logits` are a DTensor sharded over tokens, whose mesh defines the group, but `group` was also given: leave "
+                "`group` out."
             )
         assert is_dtensor(logits)
         local = logits.to_local(grad_placements=layout.placements)
@@ -310,7 +311,7 @@ def _local_shard(
         )
     if group is not None:
         raise InputError(
-            f"`{name}` is a sharded DTensor, whose mesh names its group, but `group` was given too: pass one of them."
+            f"`{name}` is a sharded DTensor, whose mesh defines the group, but `group` was also given: leave `group` out."
         )
     return tensor.to_local(), tensor.device_mesh.get_group(axis)
 

@@ -173,7 +173,7 @@ def block_shape(columns: int, widest: int) -> tuple[int, int]:
 
 
 def by_rows(logits: Tensor) -> Tensor:
-    """The kernels read the columns of a row as neighbours in memory; the rows may have any stride."""
+    """The kernels read the columns of a row as neighbors in memory; the rows may have any stride."""
     return logits if logits.stride(1) == 1 else logits.contiguous()
 
 

@@ -89,7 +89,7 @@ def attach_arguments(cfg: Mapping[str, Any]) -> dict[str, Any]:
     for key in OTHER_LOSSES:
         if cfg.get(key):
             raise InputError(
-                f"`{key}: {cfg[key]}` lets another function compute the training loss, so Z would be left out: remove it or "
+                f"`{key}: {cfg[key]}` makes another function compute the training loss, so Z would be left out: remove it or "
                 "ZLossPlugin."
             )
     for key in ("context_parallel_size", "tensor_parallel_size"):

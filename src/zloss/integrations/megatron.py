@@ -68,7 +68,7 @@ class ZLossHandle(HookHandle):
     ) -> None:
         _check_model(model, fused)
         if isinstance(getattr(model.compute_language_model_loss, "__self__", None), ZLossHandle):
-            raise InputError(f"this {type(model).__name__} has a Z-loss already: call `remove()` on its handle first.")
+            raise InputError(f"this {type(model).__name__} already has a Z-loss: call `remove()` on its handle first.")
         self.model, self.objective, self.reduction, self.mtp = model, objective, reduction, mtp
         self.options = {"statistics": "light", **options}
         self.last: HeadLossOutput | None = None

@@ -108,7 +108,7 @@ class RouterLossHandle(HookHandle):
         check_count("micro_batches", micro_batches)
         if self.on(model):
             raise InputError(
-                f"this {type(model).__name__} has a router Z-loss already: call `remove()` on the earlier handle first."
+                f"this {type(model).__name__} already has a router Z-loss: call `remove()` on the earlier handle first."
             )
         self.settings = settings
         self.convention = find_convention(settings.convention)

@@ -1,4 +1,4 @@
-"""NeMo AutoModel: CE + Z as the `loss_fn` of a recipe, and a recipe that logs the two apart.
+"""NeMo AutoModel: CE + Z as the `loss_fn` of a recipe, and a recipe that logs the two separately.
 
 recipe: zloss.integrations.nemo.ZLossRecipe
 loss_fn:
@@ -101,7 +101,7 @@ def _recipe() -> type:
             super().setup()
             if not isinstance(self.loss_fn, ZLossCrossEntropy):
                 raise UnsupportedModelError(
-                    f"AutoModel replaced the loss by {type(self.loss_fn).__name__}, so Z would be left out: ZLossRecipe needs "
+                    f"AutoModel replaced the loss with {type(self.loss_fn).__name__}, so Z would be left out: ZLossRecipe needs "
                     "`loss_fn._target_: zloss.integrations.nemo.ZLossCrossEntropy`, a model whose `forward` takes "
                     "`logits_to_keep`, and no pipeline parallelism."
                 )

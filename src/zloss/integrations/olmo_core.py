@@ -62,7 +62,7 @@ class ZLossLMHead(LMHead):  # type: ignore[misc]
         """As `LMHead.forward`; with `labels` in training mode the loss is CE + Z and logits are returned only on request."""
         if z_loss_multiplier is not None:
             raise InputError(
-                f"z_loss_multiplier={z_loss_multiplier!r} would count Z twice: leave it at None in the train module, this "
+                f"z_loss_multiplier={z_loss_multiplier!r} would count Z twice: leave it at None in the train module; this "
                 "head adds Z itself (and OLMo-core 3.0.0 trains 1e-4 where it is 0.0)."
             )
         if labels is None or not self.training:
@@ -73,7 +73,9 @@ class ZLossLMHead(LMHead):  # type: ignore[misc]
         if (self.tp_enabled and loss_reduction == "none") or not (
             isinstance(logits_to_keep, int) and logits_to_keep == 0
         ):
-            raise InputError("in training this head takes no `logits_to_keep`, and no loss_reduction='none' under TP.")
+            raise InputError(
+                "in training this head supports neither `logits_to_keep` nor, under TP, loss_reduction='none'."
+            )
         h = x if self.norm is None else self.norm(x)
         out = head_loss(
             h,

@@ -1,6 +1,6 @@
 """Whether bf16 matrix products run on this CPU, and two ways around where they do not.
 
-Some virtual machines advertise AMX and then trap on it: a bf16 product of oneDNN meets an illegal instruction, and the
+Some virtual machines advertise AMX and then trap on it: a bf16 product of oneDNN hits an illegal instruction, and the
 operating system kills the process. oneDNN reads its instruction set once, before its first product. An environment variable
 therefore helps only a process that has not loaded torch; a process that has can leave oneDNN out, at about a fifth of the
 speed.
@@ -31,7 +31,7 @@ PROBE = (
 )
 """A plain product, and one under autocast with its backward pass."""
 ADVICE = (
-    "bf16 products of oneDNN meet an illegal instruction on this CPU, so they ran without oneDNN, more slowly: "
+    "bf16 products of oneDNN hit an illegal instruction on this CPU, so they ran without oneDNN, more slowly: "
     f"start with {ISA_VARIABLE}={SAFE_ISA} in the environment to use it"
 )
 
@@ -39,7 +39,7 @@ ADVICE = (
 def bf16_products_run(environment: Mapping[str, str]) -> bool:
     """Whether small bf16 products run in a process with this environment.
 
-    A child process tries them, because an illegal instruction kills the process that meets it.
+    A child process tries them, because an illegal instruction kills the process that hits it.
     """
     words = [sys.executable, "-c", PROBE]
     return subprocess.run(words, env=dict(environment), capture_output=True, check=False).returncode == 0

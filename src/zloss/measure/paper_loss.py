@@ -20,7 +20,7 @@ from zloss.tensors import at_least_fp32
 def paper_loss(
     head: OutputHead, hidden: Tensor, target: Tensor, objective: Objective, normalizer: float | None = None
 ) -> HeadLossOutput:
-    """Σ over the batch of CE + auxiliary of materialised logits, divided by `normalizer`; None: by the number of targets."""
+    """Σ over the batch of CE + auxiliary of materialized logits, divided by `normalizer`; None: by the number of targets."""
     if objective.coordinate == "centered" and head.softcap is not None:
         raise CoordinateError(
             f"{type(objective).__name__} needs the mean logit μ, which is undefined for softcapped logits. "

@@ -55,7 +55,7 @@ FLOATS = (
 """The names of all columns, in the order of tokens.parquet."""
 HISTOGRAMS: tuple[Quantity, ...] = ("violation", "gain", "shift", "delta_u")
 EXTREMES: tuple[Quantity, ...] = ("violation", "gain")
-"""By what the tables of extreme tokens are ordered."""
+"""Sort keys of the tables of extreme tokens."""
 RUN_TAILS, DRIFT_TAILS = (VIOLATION, SHIFT, DELTA_U, DELTA_U_GAIN_AWARE), (VIOLATION, SHIFT, GAIN)
 """The quantities whose largest values are kept by block: for runs, and for checkpoints of one run."""
 BINS = 256
@@ -224,7 +224,7 @@ def perplexity(columns: Columns) -> float | None:
 
 
 def nonfinite_tokens(columns: Columns) -> Nonfinite:
-    """Tokens with a NaN, or else an infinity, in their CE, log Z or gain."""
+    """Number of tokens with a NaN, and of other tokens with an infinity, in their CE, log Z or gain."""
     parts = [columns[name] for name in ("ce", "log_z", "gain") if name in columns]
     nan_T, inf_T = (np.any([test(part) for part in parts], axis=0) for test in (np.isnan, np.isinf))
     return Nonfinite(nan=int(np.sum(nan_T)), inf=int(np.sum(inf_T & ~nan_T)))

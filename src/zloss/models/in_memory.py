@@ -66,7 +66,7 @@ def unwrapped(model: Any, check: Callable[[Any], None] = lambda wrapper: None) -
 
 
 def refuse_shards(module: nn.Module) -> None:
-    """Refuse a model that no process holds as a whole."""
+    """Reject a model that no process holds as a whole."""
     if any(map(is_dtensor, module.parameters())):
         raise InputError(
             "the model is measured by one process, but its parameters are sharded (FSDP2): use DDP or one process, or gather "

@@ -1,7 +1,7 @@
 """The output head of a language model: its weight, bias, logit scale and softcap, the hidden states it receives, and a check that
 it reproduces the logits of the model.
 
-Scale and softcap are read from the config. An architecture may do something to its logits that `find_head` does not know, and
+Scale and softcap are read from the config. An architecture may do something to its logits that `find_head` does not handle, and
 every number of an audit would be wrong; `check_head` compares the logits with the model's.
 """
 
@@ -109,7 +109,7 @@ class _HiddenCaptured(Exception):
 def hidden_states(checkpoint: Checkpoint, head: OutputHead) -> Iterator[HiddenStates]:
     """Hidden states of token ids: the forward pass of the model, stopped before its head.
 
-    They are the input of the output-embedding module, caught by a forward pre-hook, so scaling or normalisation before the head
+    They are the input of the output-embedding module, caught by a forward pre-hook, so scaling or normalization before the head
     needs no special case. Those of a model that is not of transformers are what its `hidden_of` returns.
     """
     if checkpoint.custom is not None:

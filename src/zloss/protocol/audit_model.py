@@ -140,7 +140,7 @@ class AuditResult:
     def save(self, folder: PathLike, *, figures: bool = True, force: bool = False) -> list[Path]:
         """Write what `zloss audit --out` writes: report.json, report.html, tokens.parquet and with `figures` the figures.
 
-        `force`: replace the result of something else that the folder holds. Returns the files.
+        `force`: replace the results of a different experiment in the folder. Returns the files.
         """
         from zloss.audit.checkpoint.token_files import save_columns
         from zloss.decide.answer import DecidedResults

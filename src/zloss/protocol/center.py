@@ -81,7 +81,7 @@ def center_checkpoint(
     refuse_overlap(out, [Path(name) for name in (config.model, *config.texts) if os.path.exists(name)])
     check_folder(out)
     check_folder(out.parent)
-    # Here too: a run that was killed after its copy was in place is followed by one that is refused.
+    # Here too: a run that was killed after its copy was in place makes the next run fail.
     remove_abandoned(out.parent)
     _refuse_filled(out, force)
     here = Path.cwd()
@@ -191,7 +191,7 @@ def source_folder(name: str) -> Iterator[Path]:
 
 
 def refuse_overlap(out: Path, inputs: Sequence[Path]) -> None:
-    """Refuse an `out` where writing to it would change or remove one of the `inputs`, files or folders; `force` does not help.
+    """Reject an `out` where writing to it would change or remove one of the `inputs`, files or folders; `force` does not help.
 
     Folders are compared by identity, so links, relative paths and the case of letters make no difference.
     """
@@ -201,7 +201,7 @@ def refuse_overlap(out: Path, inputs: Sequence[Path]) -> None:
         if any(_same(parent, given) for parent in out.parents):
             raise OutputError(f"`out` is inside {given}, and an original is never changed: choose a folder outside it.")
         for file in (given, *(given.iterdir() if given.is_dir() else ())):
-            # The files of a folder may be links to another one, as in the cache of the hub.
+            # Files may be symlinks into another folder, as in the Hub cache.
             if any(_same(parent, out) for parent in file.resolve().parents):
                 raise OutputError(
                     f"`out` contains {file}, and an original is never overwritten: choose a folder that does not contain it."

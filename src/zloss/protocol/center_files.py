@@ -79,7 +79,7 @@ def refuse_uncenterable(checkpoint: Checkpoint, head: OutputHead) -> None:
     if head.softcap is not None:
         raise CoordinateError(
             f"{checkpoint.name} softcaps its logits at {head.softcap:g}: a common shift of the logits before the cap changes its "
-            "predictions, so a centered head would be another model."
+            "predictions, so centering would give a different model."
         )
     if head.bias_V is not None and bool(head.bias_V.isneginf().any()):
         raise CoordinateError(f"the head of {checkpoint.name} has -inf in its bias, so the mean bias is undefined.")
@@ -103,7 +103,7 @@ def _positions(checkpoint: Checkpoint, files: WeightFiles) -> str:
     if len(found) != 1 or any(last in BETWEEN for _, last, _ in modules):
         raise TiedHeadError(
             f"{type(model).__name__} cannot keep its head tied: that needs learned positions that are added to the token "
-            "embedding with nothing between (GPT-2, OPT without projection). Leave `keep_tied` off: the copy is then untied."
+            "embedding with nothing in between (GPT-2, OPT without projection). Leave `keep_tied` off: the copy is then untied."
         )
     name, table = found[0]
     return files.find(table.detach(), f"{name}.weight", "the learned positions")
@@ -156,7 +156,7 @@ class WeightFiles:
                         found.append(key)
         if not found:
             raise CheckpointError(
-                f"no tensor of {self.folder} contains the values of {what}: its weights are stored in another form."
+                f"no tensor of {self.folder} contains the values of {what}: its weights are stored in a different form."
             )
         return next((key for key in found if name.endswith(key) or key.endswith(name)), found[0])
 

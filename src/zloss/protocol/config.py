@@ -72,7 +72,7 @@ LEAST_BLOCKS, LEAST_TOKENS = 8, 1000
 
 @dataclass(frozen=True)
 class DriftConfig(TextOptions):
-    """Checkpoints of one run, a text, and how to look at them."""
+    """Checkpoints of one run, a text, and how to measure them."""
 
     checkpoints: Annotated[tuple[str, ...], Option(positional=True, metavar="CHECKPOINT...")] = ()
     """Folders of checkpoints with a step in their names (`checkpoint-500`), a folder that holds them, or one Hugging Face

@@ -75,7 +75,7 @@ def run_drift(
 ) -> Drift:
     """The record of the run; every finished checkpoint is kept in `folder` and not measured again.
 
-    `force`: replace the result of something else that `folder` holds.
+    `force`: replace the results of a different experiment in `folder`.
     Every checkpoint is checked before the first one is measured: config, tokenizer, text, and the headers of local weights.
     """
     started, begin = datetime.now(UTC), time.perf_counter()
@@ -178,10 +178,10 @@ def find_places(config: DriftConfig) -> list[Place]:
         model = config.checkpoints[0]
         if len(config.checkpoints) != 1:
             raise InputError(
-                f"`revisions` belongs to one Hugging Face id, but `checkpoints` names {len(config.checkpoints)}."
+                f"`revisions` needs exactly one Hugging Face id, but `checkpoints` names {len(config.checkpoints)}."
             )
         if Path(model).is_dir():
-            raise InputError(f"`revisions` belongs to a Hugging Face id, but {model} is a folder.")
+            raise InputError(f"`revisions` needs a Hugging Face id, but {model} is a folder.")
         places = [_place(name, model, name) for name in config.revisions]
     else:
         folders = [folder for name in config.checkpoints for folder in _folders(Path(name))]
@@ -190,7 +190,7 @@ def find_places(config: DriftConfig) -> list[Place]:
     for before, after in itertools.pairwise(places):
         if before.step == after.step:
             raise InputError(
-                f"`checkpoints` has two of step {before.step}, {before.model} and {after.model}: leave one out."
+                f"`checkpoints` has two checkpoints of step {before.step}, {before.model} and {after.model}: leave one out."
             )
     if len(places) < 2:
         found = f"only {places[0].name} was found" if places else "none was found"
@@ -202,7 +202,7 @@ def _folders(folder: Path) -> list[Path]:
     """The checkpoints inside a folder where it holds some, else the folder itself."""
     check_not_bare_weights(str(folder))
     if not folder.is_dir():
-        raise CheckpointError(f"there is no folder {folder}: a Hugging Face id needs `revisions`.")
+        raise CheckpointError(f"folder {folder} does not exist: a Hugging Face id needs `revisions`.")
     children = [child for child in sorted(folder.iterdir()) if child.is_dir() and step_of(child.name) is not None]
     found = [child for child in children if (child / CONFIG_FILE).is_file()]
     for place in found or (folder, *children):

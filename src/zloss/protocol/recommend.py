@@ -105,9 +105,9 @@ def run_recommendation(
 ) -> Recommendation:
     """The record. Audits and finished runs are kept in `folder`, so the same call resumes after an interruption.
 
-    `force`: replace the result of something else that `folder` holds. `job`: this process among several, all of which make
+    `force`: replace the results of a different experiment in `folder`. `job`: this process among several, all of which make
     this call and return the same record.
-    Bad input is refused before the first model is loaded; too small a budget, after a few timed steps.
+    Bad input is rejected before the first model is loaded; too small a budget, after a few timed steps.
     """
     work = _Work(config, folder, job, thresholds, progress, view, say, command)
     recorded = work.job.from_first(work.open, force=force)
@@ -185,7 +185,7 @@ class _Work:
         return recorded
 
     def check_inputs(self) -> None:
-        """Refuse a folder, texts, a state of Adam or a size of the model that cannot be used."""
+        """Reject a folder, texts, a state of Adam or a size of the model that cannot be used."""
         config = self.config
         check_folder(self.folder)
         for arm in named_arms(config.methods):
@@ -205,7 +205,7 @@ class _Work:
             first = config.train_config(CE_ARM, config.seeds[0], config.steps or LEAST_STEPS)
             start = self.job.together(prepare_start, first)
             self.job.from_first(check_training_fits, start.checkpoint)
-            for arm in named_arms(config.methods):  # refused here if this model cannot be trained with it
+            for arm in named_arms(config.methods):  # rejected here if this model cannot be trained with it
                 run_loss(replace(first, method=arm.method, coef=arm.coef), start.checkpoint, start.data.train)
         return start
 
@@ -258,7 +258,7 @@ class _Work:
         return report, job.from_first(new_plan)
 
     def _earlier_plan(self, start: Start) -> tuple[str, RecommendPlan | None]:
-        """(identity of the runs, the plan in the folder); one of other settings is refused, a damaged one is rewritten."""
+        """(identity of the runs, the plan in the folder); a plan with other settings is rejected, a damaged one is rewritten."""
         texts = f"{start.data.train.fingerprint()} {start.data.valid.fingerprint()}"
         identity = self.config.fingerprint(f"{model_fingerprint(start.checkpoint)} {texts}")
         try:
@@ -273,7 +273,7 @@ class _Work:
         return identity, found
 
     def _check_budget(self, cost: RunCost, steps: int | None) -> None:
-        """Refuse a budget that has no room for one arm on two seeds, before the audit begins."""
+        """Reject a budget that has no room for one arm on two seeds, before the audit begins."""
         config, audit = self.config, audit_seconds(self.config, cost)
         speed = speed_of(config, cost, steps, self.seconds + audit)
         plan_time([Arm(STANDARD, 0.0)], (0, 1), speed, budget=config.budget_seconds, steps=steps)
@@ -331,10 +331,10 @@ class _Work:
         return self._confirm(start, plan, trials)
 
     def _confirm(self, start: Start, plan: RecommendPlan, trials: Trials) -> Trials:
-        """The trials with the runs of the carried arm, of its reference and of CE on the further seeds.
+        """The trials with the runs of the selected arm, its reference and CE on the remaining seeds.
 
-        Time that is left after the planned seeds goes into more of them, up to five, whatever their runs say: stopping at the
-        first good answer would favour good answers.
+        Time left after the planned seeds is spent on more seeds, up to five, regardless of their results: stopping at the
+        first good answer would favor good answers.
         """
         carried, planned = trials.carried, plan.seeds[1:]
         if carried is None and not trials.shift_matters:
@@ -553,7 +553,7 @@ def _keep_record(file: Path, made: Kept | None, identity: str) -> Kept:
     if made.status == "partial":
         raise KeyboardInterrupt
     extra = {**made.provenance.extra, IDENTITY: _short(identity)}
-    # A page tells nothing of the folders of a machine.
+    # A page does not reveal local paths.
     named = replace(made.model, name=Path(made.model.name).name)
     write_record(file, replace(made, model=named, provenance=replace(made.provenance, extra=extra)))
     return read_record(file, type(made))

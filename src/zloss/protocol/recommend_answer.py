@@ -271,7 +271,7 @@ def method_code(method: str, coef: float) -> str:
 
 
 def with_model_as_given(pastes: Sequence[Paste], recorded: str, given: str) -> tuple[Paste, ...]:
-    """The lines with the model as the user gave it: a record names no folders, so its line finds the model only next to it."""
+    """The lines with the model as the user gave it: a record has no folders, so its line works only next to the model."""
     old, new = _center_command(recorded), _center_command(given)
     return tuple(replace(paste, lines=paste.lines.replace(old, new)) for paste in pastes)
 

@@ -78,16 +78,16 @@ Half = Literal["selection", "confirmation"]
 
 
 def check_files_fit(model: str) -> None:
-    """Refuse a local model whose weights alone, loaded and trained, exceed free memory; unknown sizes pass."""
+    """Reject a local model whose weights alone, loaded and trained, exceed free memory; unknown sizes pass."""
     path = Path(model)
     files = list(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
     size = sum(file.stat().st_size for file in files if file.suffix in WEIGHTS)
-    # Files of 16 bits hold half the bytes of the fp32 weights, so this refuses less than it could, never too much.
+    # Files of 16 bits hold half the bytes of the fp32 weights, so this check may accept too much but never rejects too much.
     _check_memory(model, (1 + COPIES) * size)
 
 
 def check_training_fits(checkpoint: Checkpoint) -> None:
-    """Refuse a loaded model whose training needs more than the free memory."""
+    """Reject a loaded model whose training needs more than the free memory."""
     trained = [parameter for parameter in checkpoint.model.parameters() if parameter.is_floating_point()]
     _check_memory(checkpoint.name, COPIES * sum(4 * parameter.numel() for parameter in trained))
 
@@ -97,7 +97,7 @@ def _check_memory(name: str, needed: int) -> None:
     if free and needed > free:
         raise CheckpointError(
             f"training {Path(name).name} needs at least {needed / 1e9:.1f} GB (weights, gradient, two moments of Adam), but "
-            f"{free / 1e9:.1f} GB are free: run it on a larger machine, or train there and pass the folders of those `runs`."
+            f"only {free / 1e9:.1f} GB are free: run it on a larger machine, or train there and pass the folders of those `runs`."
         )
 
 
@@ -135,7 +135,7 @@ class RunCost:
         return min(steps, max(1, math.ceil(interval / max(self.step, 1e-9))))
 
     def besides_steps(self, steps: int, valid_blocks: int) -> float:
-        """Everything of a run but its steps."""
+        """Everything in a run except its steps."""
         written = math.ceil(steps / self.checkpoint_every(steps))
         return self.rest + written * self.checkpoint + valid_blocks * self.valid_block
 
@@ -267,7 +267,7 @@ def plan_sentence(plan: RecommendPlan) -> str:
 
 
 def kept_run(place: Path, arm: Arm, config: TrainConfig, start: Start) -> FinishedRun | ArmResult | None:
-    """The run that `place` holds, finished or stopped early; None if it is still to be made. Other settings are refused."""
+    """The run that `place` holds, finished or stopped early; None if it is still to be made. Other settings are rejected."""
     found = read_run(place) if is_finished(place) else stopped_arm(place, arm)
     if found is not None:
         check_finished(place, config, start)

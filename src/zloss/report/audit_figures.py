@@ -212,7 +212,7 @@ def share_bins(histograms: Sequence[DrawnHistogram], most: int = MOST_BARS) -> l
     """The same counts on common bins, at most `most`; histograms whose bins do not nest come back unchanged.
 
     Counted bins are [i, i+1)·2^e with one e per histogram, so the wider bins of one are unions of the narrower ones of the
-    other, and adding neighbours up loses nothing.
+    other, and adding neighbors up loses nothing.
     """
     widths = [equal_width(histogram.edges) for histogram in histograms]
     width = max((w for w in widths if w is not None), default=None)

@@ -142,7 +142,7 @@ def comparison_summary(comparison: Comparison, *, verbose: bool = True) -> Docum
 
 
 def comparison_page(comparison: Comparison) -> Document:
-    """comparison.md: the summary under its title, with how the runs were made."""
+    """comparison.md: the summary under its title, with how the runs were produced."""
     made: Document = []
     if (provenance := comparison.provenance) is not None:
         plural = "" if provenance.threads == 1 else "s"

@@ -60,7 +60,7 @@ def drift_document(drift: Drift) -> Document:
     """Everything about the drift over one run."""
     tolerance = drift.limits.get("ppl_tolerance", DriftLimits.ppl_tolerance)
     rule = (
-        "A number moved if its change, minus the noise of the text, exceeds the limits below. CE stood still if the 95 % "
+        "A number moved if its change, minus the noise of the text, exceeds the limits below. CE did not move if the 95 % "
         f"interval of its paired change lies within {number(100 * tolerance)} % of PPL."
     )
     panels = [figure for group in drift_figures(drift).values() for figure in group]
@@ -188,7 +188,7 @@ def _curves(drift: Drift, key: str) -> Figure | None:
         ((name, TONES.get(name, fig.colour_of(0))) for name in found),
         [*([fig.rules(marks)] if marks else []), fig.lines(list(found.values()), points=60)],
         " ".join(
-            f"{one.coordinate.capitalize()}: {number(one.before)} → {number(one.after)} while CE stood still, first seen at "
+            f"{one.coordinate.capitalize()}: {number(one.before)} → {number(one.after)} while CE did not move, first seen at "
             f"step {one.began}."
             for one in seen
         ),

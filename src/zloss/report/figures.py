@@ -228,7 +228,7 @@ def _tooltip(drawn: Spec, titles: Mapping[str, str | None]) -> Spec:
         if title is not None and any(name in row for row in rows)
     ]
     if mark["type"] == "line" and "point" not in mark:
-        # A line has no values of its own to point at: dots that are not seen have them.
+        # A line has no values to point at, so invisible dots carry them.
         mark = {**mark, "point": {"size": 70, "opacity": 0, "filled": True}}
     return {
         "data": {"values": [{"tip": row["series"], **row} for row in rows]},
@@ -267,7 +267,7 @@ def drawn(figures: Sequence[Figure], *, titled: bool = True) -> str:
     config = {**CONFIG, "font": FILE_FONT}
     spec = {"hconcat": panels, "resolve": {"scale": {"color": "shared"}}, "config": config, "background": "white"}
     svg = str(_vl_convert().vegalite_to_svg(spec, allowed_base_urls=[]))
-    # The numbers of clip paths run on from drawing to drawing.
+    # The numbering of clip paths continues from one drawing to the next.
     numbers = {found: str(i) for i, found in enumerate(dict.fromkeys(re.findall(r'id="clip(\d+)"', svg)))}
     return re.sub(r'(id="clip|url\(#clip)(\d+)', lambda match: match[1] + numbers[match[2]], svg)
 

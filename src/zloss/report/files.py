@@ -207,7 +207,7 @@ def write_joined(
 ) -> list[Path]:
     """report.html, decisions.json, and with `figures` the figure files; `sources` are the joined results.
 
-    Reproductions alone have no decision map, and no decisions.json.
+    A report that contains only reproductions has no decision map and no decisions.json.
     """
     written = [folder / PAGE_FILE]
     write_text(folder / PAGE_FILE, render_page(results))

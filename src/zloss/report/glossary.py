@@ -25,7 +25,7 @@ def entries(words: tuple[str, ...] = ()) -> list[Entry]:
         named = _named(word, exact=True) or _named(word, exact=False)
         if not named:
             raise InputError(
-                f"the glossary has no {word!r}: give a symbol (μ, A_p^99), a key (p_z_999) or part of one."
+                f"the glossary has no {word!r}: pass a symbol (μ, A_p^99), a key (p_z_999) or part of one."
             )
         # A quantity that two files hold under two keys is explained once.
         for entry in named:
@@ -35,7 +35,7 @@ def entries(words: tuple[str, ...] = ()) -> list[Entry]:
 
 
 def _named(word: str, *, exact: bool) -> list[Entry]:
-    """The entries with this name, symbol or key, or with those that contain it in any case."""
+    """The entries with exactly this name, symbol or key; without `exact`, those that contain it, ignoring case."""
 
     def matches(*names: str) -> bool:
         return word in names if exact else any(word.lower() in name.lower() for name in names)

@@ -38,7 +38,7 @@ SEVERITIES: dict[str, tuple[Tone, str]] = {
 """Severity of a finding, else its verdict → tone and mark, in the order of a table."""
 WEIGHTS = {
     "class": "class weights",
-    "position": "weights by position",
+    "position": "per-position weights",
     "token": "token weights",
     "groups": "means of groups",
 }

@@ -11,7 +11,7 @@ VERDICTS = ("error", "warning", "note", "pass", "fired", "quiet", "open")
 
 
 def to_markdown(document: Iterable[Block]) -> str:
-    """The page; lines of a list or of code belong together, everything else is parted by an empty line."""
+    """The page; lines of a list or of code belong together, everything else is separated by an empty line."""
     parts: list[str] = []
     before = ""
     for block in document:

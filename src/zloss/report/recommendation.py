@@ -78,7 +78,7 @@ def recommendation_summary(found: Recommendation, *, verbose: bool = False) -> D
 
 
 def plan_summary(plan: RecommendPlan) -> Document:
-    """The arms of a plan as settings, and how their runs come back."""
+    """The arms of a plan as settings, and how to pass their runs back."""
     columns: Columns = (
         (Column("arm", "text"), lambda arm: Plain(arm.label)),
         (Column("objective", "prose"), lambda arm: Plain(arm.code)),

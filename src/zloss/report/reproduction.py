@@ -123,7 +123,7 @@ def claims_tally(record: ReproductionRecord) -> str:
 
 
 def deviations(record: ReproductionRecord) -> list[str]:
-    """In what our lines differ from the paper's setting, each once, with the models it concerns where not all."""
+    """How our rows differ from the paper's setting, each difference once, with the models it concerns if not all."""
     models: dict[str, list[str]] = {}
     for row in record.rows:
         for sentence in row.deviations:

@@ -105,8 +105,8 @@ def router_scale_document(scales: RouterScaleTable, *, matched: str | None = Non
         ("equal λ_R", f"the coefficient that applies what {scales.coef:g} applies under {scales.source}"),
         (
             "c_R",
-            "the target of log Z_R is not part of the scale. Most codebases use 0, and `zloss.router_loss` uses log E: with a "
-            "coefficient of theirs pass target=0.0",
+            "the target of log Z_R is not part of the scale. Most codebases use 0, and `zloss.router_loss` uses log E: with "
+            "their coefficients, pass target=0.0",
         ),
     ]
     if not all(scale.uniform for scale in scales.conventions):

@@ -330,14 +330,14 @@ class Heads:
 
 @dataclass(frozen=True)
 class Spacing:
-    """Gap between neighbouring floats at the p99.9 row maximum: logits closer than this merge when stored so."""
+    """Gap between neighboring floats at the p99.9 row maximum: logits closer than this merge when stored so."""
 
     row_max_999: float | None = None
     """p99.9 of the row maximum."""
     bf16_spacing: float | None = None
-    """Gap between neighbouring bf16 numbers there."""
+    """Gap between neighboring bf16 numbers there."""
     fp16_spacing: float | None = None
-    """Gap between neighbouring fp16 numbers there; None above 65504, where fp16 overflows."""
+    """Gap between neighboring fp16 numbers there; None above 65504, where fp16 overflows."""
 
 
 @dataclass(frozen=True)
@@ -453,7 +453,7 @@ class AuditReport(ResultRecord):
     logit_noise: LogitNoise | None = None
     """What 16-bit logits cost; None if it was not measured."""
     planned: PlannedLoss | None = None
-    """The Z-loss that the consequences assume; None in files from before it was kept."""
+    """The Z-loss that the consequences assume; None in files written before this field existed."""
     nonfinite: Nonfinite = field(default_factory=Nonfinite)
     """Tokens that no tail contains."""
     quantile_bounds: dict[str, Any] = field(default_factory=dict)

@@ -37,7 +37,7 @@ class CenteringNumbers:
     row_max_999: float | None
     """p99.9 of the largest logit of a token."""
     bf16_spacing: float | None
-    """Gap between neighbouring bf16 numbers at that maximum."""
+    """Gap between neighboring bf16 numbers at that maximum."""
     fp16_spacing: float | None
     """The same for fp16; None beyond its range."""
     bf16_ce_error: float | None
@@ -80,7 +80,7 @@ class Centering:
     vocab: int
     """Rows of the head."""
     valid_vocab: int
-    """Rows over which w̄ and b̄ were taken, from the first."""
+    """Number of leading rows that w̄ and b̄ were averaged over."""
     mean_row_norm: float
     """‖w̄‖₂ of the original head."""
     mean_bias: float | None

@@ -42,7 +42,7 @@ class VerdictPart:
     reason: str
     """One sentence; for an open part, what would settle it."""
     numbers: dict[str, Any] = field(default_factory=dict)
-    """What the sentence rests on, by name."""
+    """The numbers behind the sentence, by name."""
     interval: Interval | None = None
     """The interval of the difference; None if there is none, as with one seed."""
 
@@ -112,7 +112,7 @@ class Quality:
     diagnosed: str = ""
     """Key of the quantity in `delta_diagnosed`; what each method has to lower is in `parts.coordinate`."""
     seed_varies: str | None = field(default=None, metadata=written_with("seed_varies"))
-    """What differs between two seeds; None in files from before it was kept."""
+    """What differs between two seeds; None in files written before this field existed."""
     methods: tuple[Verdict, ...] = ()
     """Every method but the baseline."""
 
@@ -334,7 +334,7 @@ class TokenBudget:
 
 @dataclass(frozen=True)
 class ComparedProvenance:
-    """How the compared runs were made, together."""
+    """How the compared runs were produced, combined."""
 
     runs: int
     """Number of runs."""

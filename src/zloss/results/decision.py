@@ -34,7 +34,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Consequence:
-    """What a stage means for the training run that the user plans: a stage may fire and still be harmless."""
+    """What a stage means for the training run the user is planning: a stage may fire and still be harmless."""
 
     quantity: str
     """The measured consequence, in words."""
@@ -97,7 +97,7 @@ class Decision:
     measured: tuple[Effect, ...] = ()
     """For a fired stage: what the action would change on this text."""
     consequence: Consequence | None = field(default=None, metadata=written_with("consequence"))
-    """What the stage means for the planned training; None in files from before it was kept."""
+    """What the stage means for the planned training; None in files written before this field existed."""
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,13 @@ class DecisionMap:
     decisions: tuple[Decision, ...]
     """The stages in the order source → transport → optimizer → quality."""
     bottom_line: str | None = field(default=None, metadata=written_with("bottom_line"))
-    """Where to begin, in one sentence; None in files from before it was kept."""
+    """Where to begin, in one sentence; None in files written before this field existed."""
     order: tuple[str, ...] | None = field(default=None, metadata=written_with("order"))
     """Names of the fired stages in the order in which to act on them."""
     models: str | None = field(default=None, metadata=written_with("models"))
     """Which result is of which model, in one sentence; absent if all name the same one."""
     verdict: ActionVerdict | None = field(default=None, metadata=written_with("verdict"))
-    """What to do; None in files from before it was kept."""
+    """What to do; None in files written before this field existed."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from zloss.results.run_metrics import ValidationBlocks
 
 KEPT_FILE = "kept.json"
 MovementState = Literal["invisible", "with_ce", "quiet", "open"]
-"""Moved while CE stood still; moved only where CE moved too; did not move; not evaluated."""
+"""Moved while CE did not move; moved only where CE moved too; did not move; not evaluated."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class DriftFinding:
     began: int | None
     """Step of the first checkpoint at which the movement is seen."""
     ce_invisible: bool
-    """True where it moved while CE stood still."""
+    """True where it moved while CE did not move."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Drift(ResultRecord):
     checkpoints: tuple[DriftCheckpoint, ...]
     """In the order of their steps."""
     ce_changes: tuple[CeChange, ...]
-    """CE between neighbouring checkpoints."""
+    """CE between neighboring checkpoints."""
     movements: tuple[Movement, ...]
     """One per watched number and coordinate."""
     finding: str

@@ -74,7 +74,7 @@ def load_results(paths: Iterable[Path]) -> list[Result]:
 
 
 def read_record(path: Path, record_type: type[Read]) -> Read:
-    """The record in the file `path`; a file that is not of the schema is refused by its name and its key."""
+    """The record in the file `path`; a file that does not match the schema raises an error with its name and key."""
     return _record(path, record_type, _read(path))
 
 
@@ -97,7 +97,7 @@ def _record(path: Path, record_type: type[Read], data: Any) -> Read:
 def _load(path: Path) -> list[Result]:
     """The results of a file or a folder; other JSON in a folder is passed over, a known kind in another version is not."""
     if not path.exists():
-        raise InputError(f"there is no file or folder {path}: pass a folder that `zloss audit` has written.")
+        raise InputError(f"{path} does not exist: pass a folder that `zloss audit` has written.")
     found = []
     known = {kind_of(schema): schema for schema in RECORDS}
     for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:

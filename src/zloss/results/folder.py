@@ -43,14 +43,14 @@ def check_folder(folder: Path) -> None:
             raise UnwritableFolderError(
                 f"cannot write to {folder}: {existing} is not a writable folder. Choose another folder."
             )
-        # A new file under a name that nobody knows before, so that it cannot be a link that somebody put there.
+        # A new file with an unpredictable name, so that nobody can have placed a link there.
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".zloss-") as probe:
             probe.write(b"0")
             probe.flush()
 
 
 def _exists(path: Path) -> bool:
-    """Whether there is something at `path`; an error where the system refuses to say, as for a name that is too long."""
+    """Whether there is something at `path`; an error where the system cannot tell, as for a name that is too long."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -91,7 +91,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def _locked(folder: Path) -> FileLock:
-    """The held lock of `folder`; a file system without locks gives one that locks nothing."""
+    """The held lock of `folder`; on a file system without locks, it locks nothing."""
     lock = FileLock(folder / LOCK_FILE, timeout=0)
     for attempt in range(_ATTEMPTS):
         try:
@@ -169,7 +169,7 @@ class Owner:
 
 
 def place_of(model: str) -> str:
-    """A checksum of where a local model lies, which tells nothing of the folders; empty for a name on the hub."""
+    """A checksum of a local model's path, which does not reveal the folders; empty for a name on the Hub."""
     path = Path(model)
     return hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16] if path.exists() else ""
 

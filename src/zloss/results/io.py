@@ -136,7 +136,7 @@ def share(path: Path) -> None:
 def why_not_written(error: BaseException) -> str | None:
     """The reason where somebody's error says that a write failed; None if it is about something else.
 
-    Libraries written in Rust and C++ have errors of their own for a full disk.
+    Libraries written in Rust and C++ raise their own errors when the disk is full.
     """
     if isinstance(error, OSError):
         return error.strerror or first_line(error)
@@ -151,7 +151,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Strict JSON: NaN and infinity are refused, not written."""
+    """Strict JSON: NaN and infinity are rejected, not written."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1)
     # Lists of plain numbers on one line: a figure's columns would otherwise be most of the file's lines. Only lists that
     # `json.dumps` broke over lines match, so text values, whose newlines are escaped, stay as they are.
@@ -206,7 +206,7 @@ def _number(text: str) -> float:
 
 
 def _whole_number(text: str) -> int:
-    _number(text)  # refuses one that no float can hold
+    _number(text)  # rejects one that no float can hold
     return int(text)
 
 

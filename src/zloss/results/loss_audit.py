@@ -60,16 +60,16 @@ class Witness:
 
 @dataclass(frozen=True)
 class Finding:
-    """One question put to the loss: its verdict, one sentence, and the number it rests on."""
+    """One check of the loss: its verdict, a one-sentence explanation, and the number behind it."""
 
     id: str
-    """Name of the question, such as "zero_gradient_z"."""
+    """Name of the check, such as "zero_gradient_z"."""
     verdict: Verdict
     """ "pass", "finding", or "not_applicable" if the check does not apply."""
     sentence: str
-    """What was seen; of a question that does not apply, why, and what to pass so that it does."""
+    """What was observed; if the check does not apply, why not, and what to pass so that it does."""
     figure: float | None = None
-    """The number that the sentence rests on; None without one."""
+    """The number behind the sentence; None if there is none."""
     severity: Severity | None = None
     """How much a finding matters; None if the verdict is not "finding". Errors set the exit code of the command."""
     witness: Witness | None = None
@@ -105,16 +105,16 @@ class Identified:
     target: float | None
     """c, in nats, at the vocabulary `vocab`; None if the penalty has none or it could not be determined."""
     coordinate: str | None
-    """The logits whose log-normalizer is penalised: "raw", "centered", "max_shifted" or "other"; None without a Z."""
+    """The logits whose log-normalizer is penalized: "raw", "centered", "max_shifted" or "other"; None without a Z."""
     ce_denominator: str
-    """D_ce, the count that CE is divided by: "valid", "all", "sum" (1), "mean" where masks are refused, "none" without CE, or
+    """D_ce, the count that CE is divided by: "valid", "all", "sum" (1), "mean" where masks are rejected, "none" without CE, or
     "other"."""
     z_denominator: str | None
     """D_z, in the same words; None without a Z."""
     uncertainty: Uncertainty
     """How exact the numbers are."""
     penalty: str = "none"
-    """The penalised quantity in words; says more than `coordinate` where that is "other"."""
+    """The penalized quantity in words; says more than `coordinate` where that is "other"."""
     target_rule: str | None = None
     """ "constant", or "log_v" where c follows the vocabulary; None if no second vocabulary could be probed."""
     vocab: int | None = None
@@ -212,7 +212,7 @@ class TargetModelSource:
     rounding_floor: float | None = None
     """The `delta_src` that rounding of the whole gradient in `dtype` alone can cause."""
     assumed: str | None = None
-    """λ and c that the fp64 source was made with, where the loss's own rounding blurs the identified ones."""
+    """λ and c that the fp64 source was made with, where rounding inside the loss makes the identified ones imprecise."""
     reason: str | None = None
     """Why figures are missing."""
 

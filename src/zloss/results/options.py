@@ -35,7 +35,7 @@ SvdMethod = Literal["exact", "randomized"]
 Precision = Literal["fp32", "bf16"]
 """Precision of a training step: fp32, or bf16 autocast over fp32 weights."""
 HeadKind = Literal["fused", "paper"]
-"""How a training step computes its loss: logits chunk by chunk, or materialised as in the paper."""
+"""How a training step computes its loss: logits chunk by chunk, or materialized as in the paper."""
 Decay = Literal["matrices", "all"]
 """Which parameters decay: tensors of two dimensions and more, or all."""
 

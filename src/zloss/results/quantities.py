@@ -144,8 +144,8 @@ HEAD = _table("""
 
 PRECISION = _table("""
     * ; p99.9 over tokens ; eq:precision_link ; ↓
-    bf16_spacing ; bf16 spacing ; gap between neighbouring bf16 numbers at the p99.9 row maximum ; nat
-    fp16_spacing ; fp16 spacing ; gap between neighbouring fp16 numbers at the p99.9 row maximum ; nat
+    bf16_spacing ; bf16 spacing ; gap between neighboring bf16 numbers at the p99.9 row maximum ; nat
+    fp16_spacing ; fp16 spacing ; gap between neighboring fp16 numbers at the p99.9 row maximum ; nat
 """)
 
 TEXT = _table("""

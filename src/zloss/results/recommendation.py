@@ -156,7 +156,7 @@ class Tested:
     text: str
     """The training text."""
     lr: float | None
-    """Peak learning rate; None if a trainer of one's own did not say it."""
+    """Peak learning rate; None if an external trainer did not record it."""
     steps: int | None
     """Optimizer steps of every run."""
     tokens: int | None
@@ -215,14 +215,14 @@ class Recommendation(ResultRecord):
     provenance: Provenance
     """What made it."""
     verdict: ActionVerdict | None = field(default=None, metadata=written_with("verdict"))
-    """What to do; None in files from before it was kept."""
+    """What to do; None in files written before this field existed."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of a newer version."""
 
     @classmethod
     def from_dict(cls, data: Any) -> Self:
         """The record of a parsed file; states of arms from before 0.3 are read as those of today."""
-        # A file too damaged for that is refused by the name of its key.
+        # A file too damaged for that raises an error that names the key.
         with suppress(TypeError, KeyError):
             data = _with_states_of_today(data)
         return super().from_dict(data)

@@ -202,7 +202,7 @@ class ResultRecord:
 
     @classmethod
     def from_dict(cls, data: Any) -> Self:
-        """The record of a parsed file; a file that is not of the schema is refused by the name of its key."""
+        """The record of a parsed file; a file that does not match the schema raises an error that names the key."""
         if not isinstance(data, dict):
             raise InputError(f"a result is expected to be an object with a `schema`, but is {str(data)[:80]!r}.")
         if data.get("schema") != cls.SCHEMA:

@@ -56,7 +56,7 @@ class PaperVerdict:
     verdict: Verdict
     """Whether it holds on them."""
     evidence: str
-    """The numbers that the verdict rests on."""
+    """The numbers the verdict is based on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class ReproducedClaim:
     verdict: Verdict
     """Whether it holds on our numbers."""
     evidence: str
-    """The numbers that the verdict rests on."""
+    """The numbers the verdict is based on."""
     reading: str
     """What of the check is ours: thresholds and tolerances that the paper does not give."""
     on_the_papers_numbers: PaperVerdict | None

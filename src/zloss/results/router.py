@@ -104,7 +104,7 @@ EXPLAINED = 1e-3
 """Residual up to which a penalty explains a gradient; fp32 gradients leave 1e-6 to 1e-4."""
 
 DROWNED = 0.1
-"""Share of the gradient from which rounding leaves nothing to tell."""
+"""If rounding can account for more than this share of the gradient, the penalty cannot be determined."""
 AGAIN = "Measure in fp32 or fp64, with a larger coefficient, or on another batch."
 SENTENCES: dict[str, str] = {
     "nothing_applied": "Nothing is applied: the gradient is the same with the coefficient on and off.",
@@ -119,7 +119,7 @@ SENTENCES: dict[str, str] = {
     "drowned": "Which penalty is applied could not be determined: rounding can make up {limit:.0%} of the gradient. {again}",
     "explained": "A weighted (log Z_R − c)² explains the gradient but for {residual:.1g} of its norm{within}.",
 }
-"""Verdict → the sentence that a reader sees; "drowned" is "undetermined" for want of precision."""
+"""Verdict → the sentence that a reader sees; "drowned" is "undetermined" because of limited precision."""
 
 
 @dataclass(frozen=True)

@@ -219,7 +219,7 @@ class TrainConfig(TextOptions):
     precision: Precision = "fp32"
     """bf16 autocast or fp32; the weights are fp32 in either case."""
     head: HeadKind = "fused"
-    """fused: logits are never kept. paper: materialised logits in the autocast dtype, centered by their fp32 shift."""
+    """fused: logits are never kept. paper: materialized logits in the autocast dtype, centered by their fp32 shift."""
 
     optimizer_state: Annotated[str | None, Option(metavar="FILE")] = field(
         default=None, metadata=written_with("optimizer_state")
@@ -302,7 +302,7 @@ class TrainConfig(TextOptions):
         """Predictions of one optimizer step: the denominator of its loss."""
         if self.block_size is None:
             raise InputError(
-                "`block_size` is not known before the model is: pass one, or use the one of the run's blocks."
+                "`block_size` is unknown until the model is loaded: pass one, or use that of the run's blocks."
             )
         return self.blocks_per_step * self.block_size
 
@@ -390,7 +390,7 @@ def without_paths(config: TrainConfig) -> TrainConfig:
 
 
 FREE_RECORDED = ("objective", "initial_weights")
-"""Keys beyond `FREE` in which the recorded runs of one experiment may differ."""
+"""Keys, in addition to those in `FREE`, that may differ between recorded runs of one experiment."""
 
 
 @dataclass(frozen=True)

@@ -211,14 +211,14 @@ class RunMetrics(ResultRecord):
     heads: Heads
     """The head in both coordinates, as in an audit, for every method."""
     validation_blocks: ValidationBlocks | None = None
-    """The validation block by block; None in a file from before it was kept."""
+    """The validation block by block; None in a file written before this field existed."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a number is None, by its key or the beginning of its key."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of a newer version of this file."""
 
     def check(self) -> None:
-        """Refuse numbers that contradict each other, naming their keys."""
+        """Reject numbers that contradict each other, naming their keys."""
         blocks, bad = self.validation_blocks, self.valid_nonfinite.nan + self.valid_nonfinite.inf
         refuse(
             (
@@ -283,7 +283,7 @@ def write_metrics(folder: Path, metrics: RunMetrics) -> None:
 
 
 def read_metrics(folder: Path) -> RunMetrics:
-    """metrics.json of a run's folder; an impossible number, or two that contradict each other, are refused by their keys."""
+    """metrics.json of a run's folder; an impossible number, or two that contradict each other, raise an error with their keys."""
     file = folder / METRICS_FILE
     data = read_object(file, advice=RUN_AGAIN)
     try:

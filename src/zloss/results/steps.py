@@ -114,7 +114,7 @@ class StepEndpoints:
     """As `adam_d_ratio_p99`, for the bias-corrected direction."""
 
     def check(self) -> None:
-        """Refuse endpoints that contradict each other: a quantile above the maximum, more events than steps."""
+        """Reject endpoints that contradict each other: a quantile above the maximum, more events than steps."""
         flat = self.flat()
         for name, low in flat.items():
             quantity, _, tail = name.rpartition("_")

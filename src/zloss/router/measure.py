@@ -260,7 +260,7 @@ def _fit(draws: Sequence[Draw], c: float | None, columns: Callable[[Draw, Tensor
         squares_G, slopes_G = weights.chunk(2)
         if squares_G.sum() == 0:
             return Fitted(None, slopes_G, left)
-        # a·(log Z − m)² + b·log Z with b = 2a(m − c), and one c for all groups, which count by what they apply.
+        # a·(log Z − m)² + b·log Z with b = 2a(m − c), and one c for all groups, weighted by their coefficients.
         c = float((squares_G * start_G - slopes_G / 2).sum() / squares_G.sum())
     return Fitted(c, *_explain(draws, [columns(draw, torch.full_like(start_G, c)) for draw in draws]))
 

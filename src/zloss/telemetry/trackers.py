@@ -65,7 +65,7 @@ def for_trackers(numbers: dict[str, float], names: Collection[str] = KNOWN) -> d
 def alert_trackers(title: str, text: str) -> None:
     """Send a warning to the W&B run and the trackio run that are active in this process, if any.
 
-    A tracker that nobody has imported has no run. Trackio has alerts since 0.19 at the latest.
+    A tracker that was never imported has no run. Trackio has had alerts since 0.19 or earlier.
     """
     wandb, trackio = sys.modules.get("wandb"), sys.modules.get("trackio")
     # A folder ./wandb of an earlier run is imported as an empty package where W&B is not installed.

@@ -51,7 +51,7 @@ def compare_runs(
     unfinished: Sequence[str] = (),
     thresholds: Thresholds | None = None,
 ) -> Comparison:
-    """Pair by seed, refuse what is not matched, and evaluate every method.
+    """Pair by seed, reject what is not matched, and evaluate every method.
 
     The default `baseline` is CE, and the token-layer mean among router variants. `diagnosed` replaces the quantity that
     each method is meant to lower.
@@ -63,7 +63,7 @@ def compare_runs(
     if tolerance_ppl is not None and not math.isfinite(tolerance_ppl):
         raise InputError(f"`tolerance_ppl` is expected to be a finite number, but got {tolerance_ppl!r}.")
     if tolerance_ppl is None and all(run.record.ppl is None for run in base):
-        raise InputError("the ppl of the baseline is not a number in any run.")
+        raise InputError("the baseline's PPL is not a number in any run.")
     seeds, first = {run.seed for run in base}, base[0].record
     comparison = Comparison(
         model=base[0].model,
@@ -114,7 +114,7 @@ def _seed_varies(base: Sequence[FinishedRun]) -> str:
 
 
 def _provenance(runs: Sequence[FinishedRun]) -> ComparedProvenance | None:
-    """How the runs were made; None if one of them does not say it."""
+    """How the runs were produced; None if it is missing for any of them."""
     known = [run.provenance for run in runs if run.provenance is not None]
     if len(known) < len(runs):
         return None
@@ -218,7 +218,7 @@ def _trajectory(base: FinishedRun, run: FinishedRun) -> Trajectory:
 
 def _router_variants(pairings: Sequence[Pairing]) -> RouterVariants:
     """Scale and routing of every router variant, and how far its training losses are from the baseline's, which is first."""
-    # Matched runs share everything but the router loss, so the first run speaks for all.
+    # Matched runs share everything but the router loss, so the first run represents all of them.
     routing = pairings[0].runs[0].record.routing
     return RouterVariants(
         baseline=pairings[0].key[0],
@@ -298,7 +298,7 @@ def step_means(seeds: Sequence[Sequence[StepRecord]], key: str) -> list[float]:
 
 
 def _thinned(means: Sequence[float]) -> Curve:
-    """Means over neighbouring steps, so that at most POINTS remain."""
+    """Means over neighboring steps, so that at most POINTS remain."""
     length = len(means)
     width = max(1, math.ceil(length / POINTS))
     points: list[tuple[int, float]] = []

@@ -29,7 +29,7 @@ class TrainData:
 
 
 def open_data(config: TrainConfig, tokenizer: Any, bos_id: int | None) -> TrainData:
-    """Tokenize both texts, cut from one text or two, and refuse blocks that would be trained on and validated on."""
+    """Tokenize both texts, cut from one text or two, and reject blocks that would be trained on and validated on."""
     size = config.block_size
     assert size is not None, "`prepare_start` sets it"
 
@@ -74,7 +74,7 @@ def _named_wikitext(config: TrainConfig) -> bool:
 
 
 def _check_disjoint(source: Corpus, other: Corpus, train: Blocks, valid: Blocks) -> None:
-    """Refuse validation blocks that are trained on: the same blocks of one text, or two lists of files that share one."""
+    """Reject validation blocks that are trained on: the same blocks of one text, or two lists of files that share one."""
     mine, theirs = ([file["sha256"] for file in c.provenance.get("files", [])] for c in (source, other))
     if source is not other and not set(mine) & set(theirs):
         return
@@ -101,7 +101,7 @@ def text_part(blocks: Blocks, provenance: dict[str, Any]) -> TextPart:
 
 
 def batch_of(blocks: Blocks, seed: int, step: int, per_step: int) -> Tensor:
-    """Indices [per_step] of the blocks of step 1, 2, …: every epoch goes through all blocks once, each in another order.
+    """Indices [per_step] of the blocks of step 1, 2, …: every epoch visits each block once, in a new order.
 
     A pure function of seed and step. No loader keeps a position: a resumed run computes the batch of its next step and gets
     what the uninterrupted run got.
@@ -151,7 +151,7 @@ def micro_batches(config: TrainConfig, data: TrainData, step: int, job: Job | No
 
 
 def check_divisible(config: TrainConfig, job: Job) -> None:
-    """Refuse a run whose blocks cannot be divided so that it trains as on one process."""
+    """Reject a run whose blocks cannot be divided so that it trains as on one process."""
     if config.blocks_per_step < job.ranks:
         raise InputError(
             f"a step has {config.blocks_per_step} blocks (`micro_batch` times `accumulate`), but there are {job.ranks} "

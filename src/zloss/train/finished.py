@@ -72,7 +72,7 @@ class FinishedRun:
 
     @cached_property
     def steps(self) -> list[StepRecord]:
-        """The records of steps.jsonl; refused if they are not all steps of the run, from the first to the last."""
+        """The records of steps.jsonl; an error if they are not all steps of the run, from the first to the last."""
         records = read_steps(self.folder)
         wanted = int(self.config.get("steps") or self.record.training.steps)
         whole = len(records) == wanted and all(record.step == i for i, record in enumerate(records, start=1))
@@ -149,13 +149,13 @@ def read_run(folder: Path) -> FinishedRun:
     try:
         provenance = read_run_provenance(folder)
     except InputError:
-        # It says how the numbers were made and changes none of them: a comparison does not need it.
+        # It says how the numbers were produced and changes none of them: a comparison does not need it.
         provenance = None
     return FinishedRun(folder, config, record, provenance)
 
 
 def _check_names(folder: Path, config: dict[str, Any], record: RunMetrics) -> None:
-    """Refuse a folder whose metrics.json, or whose name, is of another method, coefficient or seed than its config.json."""
+    """Reject a folder whose metrics.json, or whose name, is of another method, coefficient or seed than its config.json."""
     moe, routing = config.get("moe"), record.routing
     pairs = [(key, getattr(record, key), key, config[key]) for key in ("method", "coef", "seed")]
     if moe is not None and routing is not None:
@@ -183,14 +183,16 @@ def _check_names(folder: Path, config: dict[str, Any], record: RunMetrics) -> No
 def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
     """(finished runs in a folder of runs, names of unfinished ones), in the order of their names."""
     if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}: pass the output folder of `zloss train` or of recorded runs.")
+        raise InputError(
+            f"folder {folder} does not exist: pass the output folder of `zloss train` or of recorded runs."
+        )
     runs, unfinished = [], []
     for place in sorted(path.parent for path in folder.glob(f"*/{CONFIG_FILE}")):
         if not read_object(place / CONFIG_FILE, advice=RUN_AGAIN).keys() >= REQUIRED:
             continue  # not a run
         if (place / METRICS_FILE).is_file():
             runs.append(read_run(place))
-            _ = runs[-1].steps  # refused here, before anything is compared
+            _ = runs[-1].steps  # rejected here, before anything is compared
         else:
             unfinished.append(place.name)
     if not runs and (folder / METRICS_FILE).is_file():
@@ -203,7 +205,7 @@ def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
 
 
 def check_pair(baseline: FinishedRun, run: FinishedRun) -> None:
-    """Refuse a pair that differs in anything but the method, naming the first fields that differ."""
+    """Reject a pair that differs in anything but the method, naming the first fields that differ."""
     mine, theirs = run.experiment(), baseline.experiment()
     if run.seed == baseline.seed:
         # Weights of a model from scratch follow the seed: they have to agree between the runs of one seed.
@@ -252,7 +254,7 @@ class Pairing:
 
 
 def pair_runs(runs: Sequence[FinishedRun], base: Sequence[FinishedRun]) -> list[Pairing]:
-    """One pairing per method and coefficient, the baseline first; runs of another experiment are refused."""
+    """One pairing per method and coefficient, the baseline first; runs of another experiment are rejected."""
     _refuse_copies(runs)
     by_seed = {run.seed: run for run in base}
     groups: dict[tuple[str, float], dict[int, FinishedRun]] = {}
@@ -277,7 +279,7 @@ def pair_runs(runs: Sequence[FinishedRun], base: Sequence[FinishedRun]) -> list[
 
 
 def _refuse_copies(runs: Sequence[FinishedRun]) -> None:
-    """Refuse runs of different seeds whose every step is the same: they are one run, and would count as two.
+    """Reject runs of different seeds whose every step is the same: they are one run, and would count as two.
 
     Runs in which the seed cannot change the batches are accepted.
     """
@@ -292,7 +294,7 @@ def _refuse_copies(runs: Sequence[FinishedRun]) -> None:
             raise InputError(
                 f"{other.folder / STEPS_FILE} and {run.folder / STEPS_FILE} hold the same `loss` and `grad_norm`, bit for bit, "
                 f"at all {len(run.steps)} steps, but `seed` is {other.seed} and {run.seed}: one is a copy of the other, or the "
-                "seed changes nothing in the loop that made them; remove one."
+                "seed changes nothing in the loop that produced them; remove one."
             )
 
 
@@ -314,7 +316,7 @@ def baseline_runs(runs: Sequence[FinishedRun], name: str | None) -> list[Finishe
     found = [run for run in runs if run.method == method and coef in (None, run.coef)]
     if not found:
         known = ", ".join(sorted({run.method for run in runs}))
-        raise InputError(f"there is no run of the baseline {name!r}: expected one of {known}.")
+        raise InputError(f"no run uses the baseline {name!r}: expected one of {known}.")
     coefs = sorted({run.coef for run in found})
     if len(coefs) > 1:
         raise InputError(

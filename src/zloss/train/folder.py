@@ -42,7 +42,7 @@ WEIGHTS = "initial_weights"
 def run_in_folder(folder: Path, config: TrainConfig, start: Start, job: Job) -> Iterator[None]:
     """Lock the folder for one run. A second process changes nothing in it.
 
-    On several ranks the first one holds the lock; ranks whose model, text or settings differ are refused.
+    On several ranks the first one holds the lock; ranks whose model, text or settings differ are rejected.
     """
     with ExitStack() as held:
 
@@ -59,7 +59,7 @@ def run_in_folder(folder: Path, config: TrainConfig, start: Start, job: Job) -> 
 
 
 def check_alike(of_every_rank: Sequence[object], what: str) -> None:
-    """Refuse ranks that differ; `what` completes the sentence."""
+    """Reject ranks that differ; `what` completes the sentence."""
     if len(set(of_every_rank)) > 1:
         raise InputError(f"the ranks of the job have different {what}.")
 
@@ -78,7 +78,7 @@ def check_finished(folder: Path, config: TrainConfig, start: Start) -> None:
 
 
 def refuse_other_settings(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """Refuse a `folder` that holds a run with another setting, other data or other initial weights.
+    """Reject a `folder` that holds a run with another setting, other data or other initial weights.
 
     Returns its config.json; None if there is none, or only an unreadable one without metrics. Metrics of a finished run
     without a readable config.json are an error: their settings are unknown, so they are neither reused nor overwritten.

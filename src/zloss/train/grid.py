@@ -117,7 +117,7 @@ def _unfinished(configs: Sequence[TrainConfig], start: Start, folder: Path) -> l
 def _check_runs(configs: Sequence[TrainConfig], start: Start, folder: Path, job: Job) -> None:
     """Check all runs before the first one trains, so that none of them ends the grid midway.
 
-    Refused are a run that cannot be divided over the processes of `job`, a folder that contains a run with other settings, and
+    Rejected are a run that cannot be divided over the processes of `job`, a folder that contains a run with other settings, and
     a method that cannot be computed for this model.
     """
     for config in configs:

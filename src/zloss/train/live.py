@@ -80,7 +80,7 @@ class TerminalView:
         from rich.text import Text
 
         console = Console(stderr=True)
-        # A long name gives way: the step and the time left are what changes.
+        # A long name is cut first, because the step and the time left are what changes.
         title = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
         count = TextColumn("step {task.completed} of {task.total}")
         self._bars = Progress(title, BarColumn(BAR), count, TimeRemainingColumn(), console=console, expand=True)

@@ -10,7 +10,7 @@ from zloss.results.options import NotAnOption, Option, check_counts
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Checkpoints, trackers and what is kept of a run."""
+    """Checkpoints, trackers, and which parts of a run are kept."""
 
     checkpoint_every: int = 100
     """Steps between checkpoints; 0 keeps none."""

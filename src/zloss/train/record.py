@@ -113,13 +113,13 @@ def record_run(
     `method`, `coef`: name and coefficient of a method that is not an objective of tokens, such as "mu-loss"; by default those of
     the objective.
     `optimizer`: for the learning rate and samples of Adam's state. `clip`: the threshold at which the loop clips.
-    `settings`: everything else that defines the experiment, as JSON values; runs that differ in one are refused as a pair.
+    `settings`: everything else that defines the experiment, as JSON values; runs that differ in one are rejected as a pair.
 
     Scaling: losses of a step are per valid token of all its micro-batches, whatever divisor the loop uses.
     """
     chosen, blocks = options or RecordOptions(), rows_as_blocks(validation, "validation")
     checkpoint = checkpoint_in_memory(model, head=head, hidden_of=hidden_of, logit_scale=logit_scale, softcap=softcap)
-    # A model that cannot be validated is refused before the first step, not after the last.
+    # A model that cannot be validated is rejected before the first step, not after the last.
     output, largest = find_head(checkpoint), int(blocks.stream.max())
     if largest >= output.vocab:
         raise InputError(f"`validation` holds the token id {largest}, but the head has {output.vocab} rows.")
@@ -154,7 +154,7 @@ def record_run(
 class RunRecorder:
     """One run being recorded; `record_run` makes it.
 
-    On several processes every one of them calls it; the first one writes. Used as a context manager, it measures the
+    With several processes, every process calls it and the first one writes. Used as a context manager, it measures the
     validation blocks when the block ends without an error. Without one, call `start` first and `finish` last.
     """
 
@@ -204,11 +204,11 @@ class RunRecorder:
         with ExitStack() as held:
             held.enter_context(locked_folder(self.folder))
             claim_settings(self.folder, self.config.to_dict())
-            # A resumed run keeps the records of the steps before.
+            # A resumed run keeps the records of earlier steps.
             known = read_steps(self.folder)[:step] if step and (self.folder / STEPS_FILE).is_file() else []
             if [record.step for record in known] != list(range(1, step + 1)):
                 raise InputError(
-                    f"the loop resumes after step {step}, but {self.folder / STEPS_FILE} does not hold the steps before: "
+                    f"the loop resumes after step {step}, but {self.folder / STEPS_FILE} does not have the earlier steps: "
                     "record from the first step on, in the same folder."
                 )
             self._recorder.records = known
@@ -237,9 +237,9 @@ class RunRecorder:
     def begin_step(self, *, clipped_by: float | None = None) -> OpenStep:
         """Read the gradients; `clipped_by` is the factor by which the loop has clipped them already, None if it has not."""
         if not self._parts:
-            raise InputError("a step without a loss: call `micro_batch` with every output of `head_loss` first.")
+            raise InputError("this step has no loss: call `micro_batch` with every output of `head_loss` first.")
         if self._held is None and self._writes:
-            raise InputError("the recorder is not started: use it as a context manager, or call `start` first.")
+            raise InputError("the recorder has not been started: use it as a context manager, or call `start` first.")
         sums_N3 = torch.stack(
             [
                 torch.stack([part.cross_entropy.double(), part.auxiliary.double(), part.stats.valid.sum().double()])

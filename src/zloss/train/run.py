@@ -80,7 +80,7 @@ def run_training(
     """Train and evaluate. config.json, steps.jsonl, metrics.json and provenance.json are in `folder` afterwards.
 
     If `folder` holds unfinished work of the same run, training resumes from its last checkpoint, with the same losses as
-    in a run that was never interrupted. A folder that another process is using is refused.
+    in a run that was never interrupted. A folder that another process is using is rejected.
     The processes of a `job` share the blocks of every step; the first one writes and has the metrics, the others None. The
     run is the same on any number of them up to rounding, and may resume on another number. If the `ending` rule of the
     first one gives a reason, all of them raise a `RunEndedError`.

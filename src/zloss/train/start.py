@@ -129,7 +129,7 @@ def _shape(shape: str) -> dict[str, Any]:
         return {"model_type": "llama", "tie_word_embeddings": True, "use_cache": False, **SHAPES[shape]}
     path = Path(shape)
     if not path.is_file():
-        raise CheckpointError(f"no config {shape!r}: it is neither a file here nor one of {', '.join(SHAPES)}.")
+        raise CheckpointError(f"no config {shape!r}: it is neither a local file nor one of {', '.join(SHAPES)}.")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -225,7 +225,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 def read_adam_state(file: str) -> dict[str, Any]:
     """The `state_dict` in a file, read without unpickling code."""
     if not Path(file).is_file():
-        raise CheckpointError(f"there is no file {file} for `optimizer_state`.")
+        raise CheckpointError(f"`optimizer_state`: file {file} does not exist.")
     try:
         found: Any = torch.load(file, map_location="cpu", weights_only=True)
         found = found.get("optimizer", found)

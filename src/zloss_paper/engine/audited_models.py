@@ -41,7 +41,7 @@ class AuditedModel:
     beside_corpus: str
     audit: AuditConfig
     deviations: tuple[str, ...]
-    """In what it differs from that line; empty: the numbers are comparable."""
+    """How it differs from that row; empty: the numbers are comparable."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The paper's statements about a table as checks on data.
 
-A claim reads any table of the right columns, the paper's own or ours. Its check yields tests: (whether it is true, a sentence
+A claim reads any table with the right columns, the paper's or ours. Its check yields tests: (whether it is true, a sentence
 with the numbers). A claim holds when all its tests are true, fails when one is false, and is open when a number it needs is
 missing. Comparisons allow for the rounding of printed cells.
 

@@ -26,7 +26,7 @@ METHODS = {
     CENTERED: "centered",
 }
 RAW_METHODS = (STANDARD, FACTORIZED, GAIN_AWARE)
-"""Methods that penalise the log-normalizer of the raw logits."""
+"""Methods that penalize the log-normalizer of the raw logits."""
 MODEL_IDS = {
     "DistilGPT-2": "distilgpt2",
     "GPT-2": "gpt2",

@@ -73,10 +73,10 @@ def reproduce(recipe: Recipe[Any], profile: Profile, overrides: Overrides, bench
 
 
 def rejudge(folder: Path, recipe: Recipe[Any]) -> Reproduction:
-    """The result of `recipe` in `folder`: today's claims on the numbers that it holds. Nothing is run."""
+    """Evaluate the current claims on the stored numbers of `recipe` in `folder`. Nothing is run."""
     file = folder / f"{recipe.stem}.json"
     if not file.is_file():
-        raise InputError(f"{folder} has no {file.name}: nothing to judge again for {recipe.label}.")
+        raise InputError(f"{folder} has no {file.name}: nothing to re-evaluate for {recipe.label}.")
     record = read_record(file, ReproductionRecord)
     kept = RecipeResult(
         kept_table(recipe, record), record.notes, record.texts, record.details, _kept_figures(folder, recipe)
@@ -117,7 +117,7 @@ def write_reproduction(folder: Path, result: Reproduction) -> list[Path]:
 def _evaluated(
     recipe: Recipe[Any], profile: Profile, config: Any, result: RecipeResult, provenance: ReproductionProvenance
 ) -> Reproduction:
-    """The record of a result, with every claim evaluated; it names no path of the machine it ran on."""
+    """The record of a result, with every claim evaluated; it contains no local paths."""
     table, paper = result.table, recipe.paper
     record = ReproductionRecord(
         label=recipe.label,

@@ -138,7 +138,7 @@ class Workbench:
         return read_run(place)
 
     def _shared_start(self, config: TrainConfig) -> Start:
-        """Model and tokens of the run; those of the last one stay loaded."""
+        """Model and tokens of the run; the most recent ones stay loaded."""
         settings = asdict(config)
         for name in PER_RUN if config.from_config is None else ():
             del settings[name]
@@ -153,7 +153,7 @@ class Workbench:
         return Path(self._scratch.name) / kind
 
     def checkpoint(self, config: AuditConfig) -> Checkpoint:
-        """The model of `config`; one at a time stays loaded."""
+        """The model of `config`; only one stays loaded at a time."""
         options = {name: getattr(config, name) for name in ("dtype", "trust_remote_code", "allow_pickle", "tokenizer")}
         key, shown = json.dumps([config.model, options]), f"loading {Path(config.model).name}"
         return self._keep_latest("checkpoint", key, shown, lambda: load_checkpoint(config.model, **options))

@@ -156,7 +156,7 @@ PATH_COLUMNS = {
     "input_output_cosine": "tied_paths.raw.cosine",
 }
 """The columns, and where an audit has them."""
-UNKNOWN = "the paper states neither text, batch nor λ of these numbers"
+UNKNOWN = "the paper does not state the text, batch or λ behind these numbers"
 ORTHOGONAL = 0.1
 COUPLED = 0.05
 

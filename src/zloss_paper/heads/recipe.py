@@ -1,4 +1,4 @@
-"""Recipes that read audits of output heads, a raw and a centered line per model, and the claims about such pairs.
+"""Recipes that read audits of output heads, with a raw and a centered row per model, and the claims about these pairs.
 
 The perplexity of the centered head is measured as the paper deploys it, with one fp32 scalar subtracted from the raw logits
 of a token: the audit derives log Z̃ from the statistics of the raw logits, so its two perplexities are equal by construction.
@@ -164,7 +164,7 @@ def goes_from_to(column: str, raw: Cell, centered: Cell) -> Compare:
 
 
 def raw_test(column: str, holds: Callable[[Cell], bool]) -> Compare:
-    """`holds` of the raw number."""
+    """Whether `holds` is true of the raw number."""
 
     def test(name: str, raw: Line, centered: Line) -> Tested:
         found = cell(raw, column)

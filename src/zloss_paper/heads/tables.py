@@ -47,7 +47,7 @@ from zloss_paper.heads.recipe import (
 )
 
 COLUMNS = ("ppl", "diag_z", "p_z_999", "a_p_99", "mu_abs_99")
-"""Of FineWeb-Edu the last one is ours: the paper speaks of the shift without printing it."""
+"""Of FineWeb-Edu the last one is ours: the paper mentions the shift without giving a number."""
 WIKITEXT_BLOCKS = {
     "DistilGPT-2": 512,
     "GPT-2": 512,
@@ -146,7 +146,7 @@ SPECTRAL_CLAIMS = (
         "correlation_gpt2",
         "The correlation of the rank-16 part with a² is at least 0.997 for GPT-2 and GPT-2 Medium.",
         of_models(ANISOTROPIC, all_pairs(in_range("rho_16", 0.9965, 1.0)), exact=True),
-        "the bound is given its rounding",
+        "the bound allows for rounding",
     ),
     Claim(
         "sigma_1_medium",

@@ -66,9 +66,9 @@ def configure(profile: Profile, overrides: Overrides) -> ImplementationsConfig:
 
 
 def run(config: ImplementationsConfig, bench: Workbench) -> RecipeResult:
-    """A line per implementation and dtype; what cannot run here says why."""
+    """One row per implementation and dtype; notes say why an implementation could not run."""
     lines: list[Line] = []
-    notes = dict.fromkeys((*EMPTY, f"every line rests on {config.tokens_per_block} tokens of each block"))
+    notes = dict.fromkeys((*EMPTY, f"every row uses {config.tokens_per_block} tokens of each block"))
     for model in config.models.rows:
         for implementation in map(find_implementation, config.names):
             if not implementation.installed:

@@ -4,7 +4,7 @@
 
 Expected: GPT-2 on WikiText-103: κ_min 6718 (CE), 731 (standard), 6805 (centered); GPT-2 Medium on FineWeb-Edu: about 8900
 for CE, centered head and centered Z-loss, 1437 … 2248 for the raw-logit variants. Cost: 16 blocks, one forward pass and
-six backward passes each under bf16 autocast. Logits are materialised in bf16 and the loss is taken of them in fp32, as in
+six backward passes each under bf16 autocast. Logits are materialized in bf16 and the loss is taken of them in fp32, as in
 the paper's training runs.
 """
 
@@ -50,7 +50,7 @@ LEAST_CHANGE = 0.01
 """Smallest relative change of the safe scale that counts."""
 SAME = 1e-3
 """Relative difference from CE within which a gradient is that of CE: the centered head's shift is subtracted in fp32."""
-NOT_MATERIALISED = "the logits are fp32, from bf16 operands, and never stored: not materialised in bf16"
+NOT_MATERIALIZED = "the logits are fp32, from bf16 operands, and never stored: not materialized in bf16"
 NOT_FINITE = "no batch has a finite gradient"
 PAPER_MODELS = ("GPT-2", "GPT-2 Medium")
 
@@ -65,7 +65,7 @@ class OverflowConfig:
     scales: tuple[int, ...] = STATIC_SCALES
     methods: tuple[str, ...] = field(default=(CE, CENTERED_HEAD, *RAW_METHODS, CENTERED))
     head: HeadKind = "paper"
-    """How the head forms its logits; paper: materialised in the autocast dtype."""
+    """How the head forms its logits; paper: materialized in the autocast dtype."""
 
     def objectives(self) -> dict[str, Objective]:
         """By the paper's names of the methods."""
@@ -99,7 +99,7 @@ def run(config: OverflowConfig, bench: Workbench) -> RecipeResult:
                 note=lambda sentence: notes.setdefault(sentence),
             )
         if config.head == "fused":
-            model = replace(model, deviations=(*model.deviations, NOT_MATERIALISED))
+            model = replace(model, deviations=(*model.deviations, NOT_MATERIALIZED))
         lines += [overflow_line(model, found) for found in audited]
         details += audit_details(model, audited)
     return RecipeResult(Table(tuple(lines)), tuple(notes), config.models.texts, {"overflow_rows": details})

@@ -70,7 +70,7 @@ def run(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
         details += audit_details(model, audited)
         try:
             lines += _own_inputs(config, bench, model)
-            notes.append(f"{model.model}: the lines {OWN_INPUTS!r} rest on {OWN_TOKENS} tokens of each block")
+            notes.append(f"{model.model}: the rows {OWN_INPUTS!r} use {OWN_TOKENS} tokens of each block")
         except CoordinateError as error:
             notes.append(f"{model.model}: {error}")
     return RecipeResult(Table(tuple(lines)), tuple(notes), config.models.texts, {"source_rows": details})

@@ -182,7 +182,7 @@ MEDIUM_LONG = TrainingTable(
         ),
         Claim(
             "centered_better_every_run",
-            "Centered Z-loss is better in PPL than CE for every matched run.",
+            "Centered Z-loss has a lower PPL than CE in every matched run.",
             below_ce_in_every_run(CENTERED, "ppl"),
             "seed by seed, not the mean",
         ),

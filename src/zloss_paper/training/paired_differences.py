@@ -32,7 +32,7 @@ LINES: dict[str, tuple[TrainingTable, float]] = {
     "Pythia-160M WikiText-103 (tab:pythia_ft)": (PYTHIA_FT, 1e-4),
     "GPT-2 Medium FineWeb-Edu update-outlier, 3e-3 (tab:fineweb_update_outlier_sweep)": (OUTLIER, OUTLIER_COEF),
 }
-"""The paper's names of the runs: which table's setting, and the coefficient."""
+"""The paper's names for the runs: which table's setting they use, and the coefficient."""
 NEGLIGIBLE = 0.05
 """Share of the centered methods' gain difference below which Standard's is negligible."""
 

@@ -1,4 +1,4 @@
-"""The settings of a training table: its arms, the run at the paper's scale, the small runs, and in what they deviate.
+"""The settings of a training table: its arms, the run at the paper's scale, the small runs, and how they deviate.
 
 At the cpu and smoke profiles all tables start from a small GPT-2, pretrained once on the first part of the text: four layers of
 width 192 and a byte-level BPE of 4096 entries, 2.6 M parameters, tied. Continued runs train on the blocks behind that part, and
@@ -75,7 +75,7 @@ def stress_arms(coef: float) -> tuple[Arm, ...]:
 
 @dataclass(frozen=True)
 class SmallSetting:
-    """In what the small runs of a table differ from those of the others."""
+    """How the small runs of a table differ from those of the others."""
 
     head_shift: float = GPT2_SHIFT
     """0: the head stays tied and as it was trained."""
@@ -104,7 +104,7 @@ class TrainingTable:
     """The paper's name of its corpus."""
     columns: tuple[str, ...]
     run: Mapping[str, Any]
-    """The table's own settings of the run that all methods share at the paper's scale."""
+    """The settings of this table that all methods share at the paper's scale."""
     arms: tuple[Arm, ...] = LOW_ARMS
     seeds: tuple[int, ...] = (1, 2, 3)
     small: SmallSetting = LOW
@@ -118,7 +118,7 @@ class TrainingTable:
 
     @property
     def paper_run(self) -> TrainConfig:
-        """The run at the paper's scale: bf16 autocast, materialised logits; `TrainConfig` has the paper's optimizer."""
+        """The run at the paper's scale: bf16 autocast, materialized logits; `TrainConfig` has the paper's optimizer."""
         model, corpus = MODEL_IDS[self.model], CORPUS_NAMES[self.corpus]
         base = TrainConfig(model=model, corpus=corpus, block_size=256, precision="bf16", head="paper")
         return replace(base, **{"micro_batch": 8, "accumulate": 2, **self.run})
@@ -176,7 +176,7 @@ def _start_model(given: Sequence[str], model: str) -> tuple[str | None, str | No
 
 
 def _deviations(config: TrainingTableConfig, table: TrainingTable, other_model: str | None) -> tuple[str, ...]:
-    """In what the runs of `config` differ from the table's setting in the paper, one sentence each."""
+    """How the runs of `config` differ from the table's setting in the paper, one sentence each."""
     ours, paper = config.train, table.paper_run
     found = []
     if config.base is not None:
@@ -196,7 +196,7 @@ def _deviations(config: TrainingTableConfig, table: TrainingTable, other_model: 
     if ours.lr != paper.lr:
         found.append(f"the learning rate is {ours.lr:g} (ours), not {paper.lr:g}")
     if (ours.precision, ours.head) != (paper.precision, paper.head):
-        found.append(f"{ours.precision} with the {ours.head} head, not {paper.precision} with materialised logits")
+        found.append(f"{ours.precision} with the {ours.head} head, not {paper.precision} with materialized logits")
     if len(config.seeds) != len(table.seeds):
         found.append(f"{len(config.seeds)} seeds, not {len(table.seeds)}")
     if not found and (ours.blocks, ours.block_size) != (paper.blocks, paper.block_size):

@@ -138,7 +138,7 @@ def column_value(column: str, runs: Sequence[FinishedRun], baseline: Sequence[Fi
         return statistics.stdev(_metric(run, column.removesuffix("_std")) for run in runs)
     steps = int(runs[0].metrics["steps"])
     if column in STEP_QUANTILES and steps < LEAST_STEPS:
-        raise Missing(f"over {steps} steps a p99 is little else than the maximum, which the JSON file has")
+        raise Missing(f"over {steps} steps a p99 is little more than the maximum, which the JSON file has")
     return statistics.fmean(_metric(run, column) for run in runs)
 
 

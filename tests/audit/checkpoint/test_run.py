@@ -359,7 +359,7 @@ def test_a_saved_pass_of_another_audit_or_model_is_refused(text: Path, tmp_path:
     run_audit(config, folder=tmp_path, progress=InterruptAfter(9))
     whole = run_audit(config)
     save_model("gpt2", model, seed=1)
-    with pytest.raises(InputError, match="another model: its weights or its config"):
+    with pytest.raises(InputError, match="another model: its weights or config"):
         run_audit(config, folder=tmp_path, resume=True)
     for change in ({"batch_blocks": 3}, {"diag_coef": 1e-3}):
         with pytest.raises(InputError, match="another audit"):

@@ -60,7 +60,7 @@ def test_the_source_section_is_that_of_the_models_own_logits(tied: tuple[Impleme
         ("triton", "triton", "Auditing zloss, Triton needs the package 'triton', .*zloss\\[triton\\]"),
         ("liger", "triton", "Auditing Liger cross-entropy needs the package 'triton', .*zloss\\[triton\\]"),
         ("liger", "liger_kernel", "needs the package 'liger_kernel', .*zloss\\[peers\\]"),
-        ("flash-attn", "flash_attn", "no extra of zloss installs: install it, or leave 'flash-attn' out"),
+        ("flash-attn", "flash_attn", "which no zloss extra installs: install it, or leave 'flash-attn' out"),
     ],
 )
 def test_what_is_missing_is_named_and_nothing_else(

@@ -801,7 +801,7 @@ FURTHER: dict[str, Case] = {
         by=(None, "valid"),
         may=some("unexplained_source", "denominator_mismatch"),
         must_not=some("size_dependent"),
-        never_says="Z by a count that is none of the known ones",
+        never_says="Z by an unknown count",
         formula=smoothing_formula,
     ),
     "off-by-one softmax in Z": odd(

@@ -163,7 +163,7 @@ def test_a_loss_that_wants_a_batch_axis_is_given_one() -> None:
         ("nowhere_at_all:f", "cannot import"),
         ("torch:no_such_name", "unknown name"),
         ("f", "MODULE:FUNCTION"),
-        ("a.py:f", "no file"),
+        ("a.py:f", "does not exist"),
         ("torch.nn:CrossEntropyLoss", r"is a class, not a loss: .*`loss = CrossEntropyLoss\(…\)`"),
     ],
 )

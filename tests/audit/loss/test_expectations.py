@@ -130,7 +130,7 @@ def test_a_missing_z_beside_token_weights_passed_as_expected() -> None:
         (0.0, {"coef": 1e-4}, "0.0001 times the mean of (log Z)², which is not trained"),
         (None, {}, "0.0001 times the mean of (log Z − log V)², which is not trained"),
         (3.0, {"target": 3.0}, "0.0001 times the mean of (log Z − 3)², which is not trained"),
-        (3.0, {}, "a number that is not recognised"),
+        (3.0, {}, "a number that is not recognized"),
     ],
 )
 def test_the_value_of_a_detached_z_was_called_none_of_z(

@@ -122,7 +122,7 @@ def test_what_cannot_be_compared_says_why(tokens: ModelTokens) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"block_size": 999}, "`block_size` is 999, but .* has 128 positions: give at most 128"),
+        ({"block_size": 999}, "`block_size` is 999, but .* has 128 positions: use at most 128"),
         ({"block_size": 0}, "`block_size` is expected to be a whole number ≥ 1, but got 0"),
         ({"blocks": 0}, "`blocks` is expected to be a whole number ≥ 1, but got 0"),
     ],

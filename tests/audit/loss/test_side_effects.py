@@ -68,14 +68,14 @@ def test_a_loss_that_replaces_stdout_does_not_silence_the_command(
     assert "No finding: this loss trains what it computes." in capsys.readouterr().out
 
 
-def test_a_file_can_import_its_neighbours(
+def test_a_file_can_import_its_neighbors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     folder = tmp_path / "training"
     folder.mkdir()
-    (folder / "neighbour_of_the_loss.py").write_text(LOSS, encoding="utf-8")
-    (folder / "losses.py").write_text("from neighbour_of_the_loss import plain\n", encoding="utf-8")
+    (folder / "neighbor_of_the_loss.py").write_text(LOSS, encoding="utf-8")
+    (folder / "losses.py").write_text("from neighbor_of_the_loss import plain\n", encoding="utf-8")
     assert main(["audit-loss", f"{folder}/losses.py:plain"]) == 0
     assert "No finding: this loss trains what it computes." in capsys.readouterr().out
 

@@ -88,7 +88,7 @@ def test_our_options_have_no_finding(ours: dict[str, Any], options: dict[str, An
 
 
 @pytest.mark.parametrize("objective", ["ce", "standard"])
-def test_softcap_and_logit_scale_are_recognised(objective: str) -> None:
+def test_softcap_and_logit_scale_are_recognized(objective: str) -> None:
     capped = audit_loss(lambda z, y: zloss.logits_loss(z, y, OBJECTIVES[objective], softcap=30.0))
     assert capped.found == ()
     assert capped.identified.extra == pytest.approx({"softcap": 30.0}, rel=1e-6)

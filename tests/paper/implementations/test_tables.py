@@ -81,7 +81,7 @@ def test_overflow_lines(gpt2_folder: Path, bench: Workbench) -> None:
     result = smoke("tab:overflow_audit", gpt2_folder, bench)
     by = {line.key["method"]: line for line in result.table}
     assert len(by) == 6
-    # The head materialises its logits, and the centered head's are shifted in fp32: equal to CE up to that rounding.
+    # The head materializes its logits, and the centered head's are shifted in fp32: equal to CE up to that rounding.
     for column in ("grad_norm_mean", "grad_inf_mean", "kappa_min"):
         ce, centered = (by[method].cells[column].value for method in ("CE baseline", "Centered head"))
         assert centered == pytest.approx(ce, rel=1e-4)

@@ -106,5 +106,5 @@ def test_results_are_read_from_disk(audits: dict[str, dict[str, Any]], tmp_path:
     given = read_results([str(tmp_path), str(run / "metrics.json")])
     assert [result.kind for result in given] == ["audit", "metrics"]
     assert checklist(given)["clip_rate"][0] == "covered"
-    with pytest.raises(InputError, match="no file or folder"):
+    with pytest.raises(InputError, match="does not exist"):
         read_results([str(tmp_path / "nothing")])

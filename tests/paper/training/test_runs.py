@@ -153,7 +153,7 @@ def test_drawn_lines_are_means_over_seeds(bench: Workbench, tmp_path: Path) -> N
 
 
 def test_the_papers_path_trains_from_a_local_folder(gpt2_folder: Path, tmp_path: Path) -> None:
-    """bf16 autocast with materialised logits, accumulated, as the paper profile does it; only shorter."""
+    """bf16 autocast with materialized logits, accumulated, as the paper profile does it; only shorter."""
     text = tmp_path / "topics.txt"
     text.write_text("\n\n".join(pydoc_topics()[:12]), encoding="utf-8")
     table = replace(

@@ -33,7 +33,7 @@ NOT_OF_THE_PASS = (
 
 @dataclass(frozen=True)
 class AuditConfig(TextOptions):
-    """A checkpoint, a text, and how to look at them."""
+    """A checkpoint, a text, and how to measure them."""
 
     model: Annotated[str, Option(positional=True, metavar="MODEL")] = SMOLLM2
     """`smollm2`, a Hugging Face id, a folder in that format, or a GGUF file."""

@@ -197,7 +197,7 @@ def _planned_loss(
 
 
 def model_info(model: str, checkpoint: Checkpoint, head: OutputHead, **extra: Any) -> ModelInfo:
-    """The checkpoint and its head; `extra` are further facts."""
+    """The checkpoint and its head; `extra` sets additional fields."""
     return ModelInfo(
         name=without_folders(model),
         vocab=head.vocab,

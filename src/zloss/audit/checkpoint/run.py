@@ -240,7 +240,7 @@ def _open(
     if largest >= measurement.vocab:
         raise InputError(
             f"`valid_vocab` leaves {measurement.vocab} rows of the head, but the text has the token id {largest}: "
-            f"give at least {largest + 1}, or 'tokenizer'."
+            f"use at least {largest + 1}, or 'tokenizer'."
         )
     return checkpoint, corpus, cut, agreement, measurement
 

@@ -33,7 +33,7 @@ PARTS_FOLDER = "audit-parts"
 SAVE_EVERY_SECONDS = 15.0
 """Seconds between two parts, so a killed audit loses no more work than that; $ZLOSS_SAVE_EVERY overrides it."""
 PART_ROWS, ROW_GROUP = 1 << 18, 1 << 17
-"""Tokens after which a part is written at the latest, and rows of a group of tokens.parquet."""
+"""Maximum number of tokens in a saved part, and rows per row group of tokens.parquet."""
 
 
 class TokenParts:
@@ -93,8 +93,8 @@ class TokenParts:
             )
         if model != self._model():
             raise InputError(
-                f"{file} belongs to another model: its weights or its config differ from those of the model now. "
-                "Use the model with which the audit began, or turn `resume` off."
+                f"{file} belongs to another model: its weights or config differ from the current ones. "
+                "Use the model that the audit started with, or turn `resume` off."
             )
         return first, last, *sample
 

@@ -74,7 +74,7 @@ class Implementation:
                 if package in EXTRAS:
                     raise MissingDependencyError(package, f"Auditing {self.title}", EXTRAS[package])
                 raise InputError(
-                    f"auditing {self.title} needs the package {package!r}, which is not installed and which no extra of zloss "
+                    f"auditing {self.title} needs the package {package!r}, which is not installed and which no zloss extra "
                     f"installs: install it, or leave {self.name!r} out."
                 )
         if self.torch_function is not None and not hasattr(F, self.torch_function):

@@ -169,7 +169,7 @@ def linear_inputs(head: OutputHead, hidden_TD: Tensor, dtype: torch.dtype, logit
     """(hidden, weight) with the logits as their product: the weight includes scale and multiplier, a bias is one more column."""
     if head.softcap is not None:
         raise CoordinateError(
-            f"the head caps its logits at {head.softcap:g}, and losses that project themselves are audited without a cap: "
+            f"the head caps its logits at {head.softcap:g}, but losses that compute their own logits are audited without a cap: "
             "audit those that take logits."
         )
     weight_VD = head.weight_VD.detach()

@@ -1,4 +1,4 @@
-"""Calling a foreign loss: inputs in, scalar, logit gradient and side effects out; and how it wants to be called.
+"""Calling a user's loss: inputs in, scalar, logit gradient and side effects out; and its calling convention.
 
 Axes: T tokens, V vocabulary, D width. Linear losses are called on heads that hold the wanted logits (`probes.sparse_head`).
 """
@@ -46,7 +46,7 @@ class LossCallError(InputError):
 
 
 class LossTimeoutError(InputError):
-    """The audited loss did not come back in time. No other size is tried after it."""
+    """The audited loss did not return in time. No other size is tried after it."""
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,13 @@ class BlackBox:
     seed: int
     ignore_index: int = -100
     batched: bool = False
-    """Whether the loss wants a leading batch axis, [1, T, V] and [1, T]."""
+    """Whether the loss expects a leading batch axis, [1, T, V] and [1, T]."""
     targets: Literal["given", "shifted", "rolled"] = "given"
     """Where the loss itself looks for the target of row t; the call moves ours there."""
     added: str | None = None
     """Name of a returned value that is added to the first one, for losses whose caller adds them."""
     transposed: bool = False
-    """Whether a linear loss wants its weight as [D, V]."""
+    """Whether a linear loss expects its weight as [D, V]."""
     time_limit: float | None = TIME_LIMIT
     calls: int = 0
 
@@ -201,7 +201,7 @@ class BlackBox:
         def call() -> tuple[Tensor, dict[str, Any]]:
             with _random_state(self.seed if seed is None else seed), torch.enable_grad():
                 returned = self.function(*inputs)
-            # Reading is foreign code too: `.loss` may be a property. A loss that shifts may return logits one row shorter.
+            # Reading may run user code too: `.loss` may be a property. A loss that shifts may return logits one row shorter.
             return _read_output(returned, self.name, len(target_T) * vocab // 2)
 
         loss, items = self._guarded(call, arguments)
@@ -229,7 +229,7 @@ class BlackBox:
         return [x.requires_grad_() for x in inputs]
 
     def _guarded(self, action: Callable[[], Any], arguments: list[Tensor]) -> Any:
-        """Run foreign code; whatever it raises becomes one sentence with the call and its shapes."""
+        """Run user code and turn any exception into one sentence with the call and its shapes."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -264,7 +264,7 @@ def loss_name(function: Callable[..., Any]) -> str:
     return f"the loss {name!r}"
 
 
-# How the loss wants to be called.
+# The calling convention of the loss.
 
 COMMON_VOCABS = (
     1000, 100, 10, 128, 256, 512, 1024, 32000, 50257, 50304, 50265, 32768, 30522, 32128, 49152, 51200, 65536, 100352, 128256,
@@ -276,7 +276,7 @@ SIZE_ERRORS = (AssertionError, RuntimeError, ValueError, IndexError)
 
 
 def find_call(box: BlackBox, space: Space, logits: Tensor | None) -> Space:
-    """The space in which the loss runs, with layout and device set on `box`; else the first refusal is the error.
+    """The space in which the loss runs, with layout and device set on `box`; else the error of the first rejected call is raised.
 
     The usual sizes, the vocabulary of the caller's `logits`, then common vocabularies and numbers of tokens.
     """
@@ -306,7 +306,7 @@ def find_call(box: BlackBox, space: Space, logits: Tensor | None) -> Space:
 
 
 def _refusal(box: BlackBox, space: Space) -> LossCallError | None:
-    """None if the loss runs, with or without a batch axis, with weight [V, D] or [D, V], in fp32 or fp64; else its refusal."""
+    """None if the loss runs, with or without a batch axis, with weight [V, D] or [D, V], in fp32 or fp64; else its error."""
     logits = torch.randn(1, space.width, generator=probes.seeded(0), dtype=torch.float64).expand(space.tokens, -1)
     target = probes.allowed(torch.arange(space.tokens) % space.lanes, space.lanes, space.avoid)
     probe = Probe(logits, target, space.lanes)
@@ -392,7 +392,7 @@ def _reported(name: str, value: Any) -> Reported:
 
 @contextlib.contextmanager
 def _process_restored(*, environment_too: bool = True) -> Iterator[None]:
-    """Run foreign code and put the working directory, the environment and the standard streams back as they were.
+    """Run user code and put the working directory, the environment and the standard streams back as they were.
 
     An imported module may set variables that its loss needs: `environment_too=False` keeps those.
     """
@@ -416,7 +416,7 @@ def _random_state(seed: int) -> Iterator[None]:
     """The generators of torch, Python and NumPy in one known state; theirs again afterwards."""
     python_state, numpy_state = random.getstate(), numpy.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
-        # Without a GPU `torch.manual_seed` still queues a call for one, with the text of the stack: milliseconds each time.
+        # Without a GPU `torch.manual_seed` still queues a CUDA call with a formatted stack trace, which takes milliseconds.
         (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(seed)
         random.seed(seed)
         numpy.random.seed(seed % 2**32)  # noqa: NPY002
@@ -491,7 +491,7 @@ def _arguments_hint(function: Callable[..., Any], linear: bool, error: BaseExcep
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Empty for a function that does not tell them."""
+    """Empty for a function whose signature is not available."""
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -570,7 +570,7 @@ def _module(name: str) -> ModuleType:
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise InputError(f"there is no file {path}.")
+        raise InputError(f"{path} does not exist.")
     spec = importlib.util.spec_from_file_location(f"_zloss_audited_{path.stem}", path.resolve())
     assert spec is not None
     assert spec.loader is not None

@@ -1,9 +1,9 @@
-"""The questions put to a loss. Each is one function: its id (the name), severity, measurement, sentence and witness.
+"""The checks of a loss. Each is one function: its id (the name), severity, measurement, sentence and witness.
 
-Each question is measured on the draw in `evidence.draw`. `answer_all` puts every question to the first draw, and every error
-and warning again to the second, independent one: a finding that the second draw does not reproduce is not reported. Remedies
+Each check is measured on the draw in `evidence.draw`. `answer_all` runs every check on the first draw, and every error and
+warning again on the second, independent one: a finding that the second draw does not reproduce is not reported. Remedies
 are in `REMEDIES` (`decide/stages.py`), which the decision map reads without torch. The module is long because there are
-many questions; each reads alone.
+many checks; each can be read on its own.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from zloss.audit.loss.identify import (
 )
 from zloss.audit.loss.model_tokens import audited_probe, beyond_rounding, bf16_input_error, measure_source
 from zloss.audit.loss.probes import Probe, draw, seeded
-from zloss.audit.loss.returned import Returned, recognise, reported_z
+from zloss.audit.loss.returned import Returned, recognize, reported_z
 from zloss.audit.loss.sizes import SizeTried, try_sizes
 from zloss.audit.loss.source import NOT_SQUARED, PROBABILITIES, UNIT, decompose, token_count
 from zloss.decide.stages import REMEDIES
 from zloss.results.loss_audit import Finding, Severity, SourceError, Witness
 
 NO_Z = "The loss has no Z."
-UNSTABLE = "The same inputs give different answers, so calls cannot be compared: see not_repeatable."
+UNSTABLE = "The same inputs give different results, so calls cannot be compared: see not_repeatable."
 CANNOT_TELL = "What the loss applies could not be identified: see unexplained_source."
 Need = Literal["anything", "stable", "determined", "known", "z", "z numbers"]
-"""What has to be there for a question: calls that repeat; `has_z` determined; its numbers too; a Z; a Z with its numbers."""
+"""What a check requires: calls that repeat; `has_z` determined; its numbers too; a Z; a Z with its numbers."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Inputs of every question, and what is measured for several of them. `off` and `per_token` are None if not given."""
+    """Inputs of every check, and what is measured for several of them. `off` and `per_token` are None if not given."""
 
     box: BlackBox
     off: BlackBox | None
@@ -53,17 +53,17 @@ class Evidence:
     expect: dict[str, Any]
     ident: Identification
     draw: Draw
-    """The draw that is looked at."""
+    """The current draw."""
     audited: tuple[Tensor | None, Tensor | None] = (None, None)
     """Logits and targets of the caller, where the source is measured; of these there is one draw."""
     thorough: bool = False
     differing: tuple[SizeTried, ...] | None = None
-    """Of a second look: the sizes at which the first one saw another objective."""
+    """On the second draw: the sizes at which the first one showed a different objective."""
     stable: bool = True
-    """False if the same inputs gave another answer: then calls cannot be compared with each other."""
+    """False if the same inputs gave a different result: then calls cannot be compared with each other."""
 
     def again(self, second: Draw) -> Evidence:
-        """The same questions to the second draw."""
+        """The same checks on the second draw."""
         return replace(self, draw=second, differing=tuple(one for one in self.reach if one.verdict == "differs"))
 
     @property
@@ -72,7 +72,7 @@ class Evidence:
 
     @property
     def loudest(self) -> tuple[Probe, Outcome]:
-        """The batch on which Z is louder than cross-entropy, where the loss is finite there."""
+        """The batch on which Z outweighs cross-entropy, if the loss is finite on it."""
         name = "wide" if "wide" in self.draw.outcomes else "mixed"
         return self.draw.probes[name], self.draw.outcomes[name]
 
@@ -116,7 +116,7 @@ class Evidence:
         if self.ident.masks_predicted:
             probe = draw("half ignored", self.ident.space, self.draw.seed)
             masked = None if (outcome := self.attempt(probe)) is None else (probe, outcome)
-        return recognise(self.ident, self.draw, self.expect.get("target"), masked)
+        return recognize(self.ident, self.draw, self.expect.get("target"), masked)
 
     @property
     def reported_z(self) -> Returned | None:
@@ -207,9 +207,9 @@ def not_applicable(sentence: str, figure: float | None = None) -> Finding:
 
 
 def answer_all(evidence: Evidence) -> tuple[Finding, ...]:
-    """Every question, errors and warnings on two draws.
+    """Run every check, errors and warnings on two draws.
 
-    One that the second draw does not show is unexplained: its question has no answer, and its figure is stated there.
+    One that the second draw does not show is unexplained: its check has no result, and its figure is stated there.
     """
     findings = {id: question.put(evidence) for id, question in FINDINGS.items()}
     doubted = [id for id, one in findings.items() if one.severity in ("error", "warning") and FINDINGS[id].repeat]
@@ -223,7 +223,7 @@ def answer_all(evidence: Evidence) -> tuple[Finding, ...]:
         # Only the sizes that differ on both draws are named.
         findings["size_dependent"] = seen["size_dependent"]
     for id in lost.keys() - {"size_dependent", "denominator_mismatch"}:
-        # The same question on the same draw: another answer now is state, and not the draw.
+        # The same check on the same draw: a different result now comes from state, not from the draw.
         if FINDINGS[id].put(replace(evidence)).verdict != "finding":
             one = findings[id]
             why = f"The same check gives a different result when it is repeated ({id}: “{one.sentence}”): the loss keeps state."
@@ -284,8 +284,8 @@ def low_precision_source(e: Evidence) -> Finding:
     continuous = draw("continuous", ident.space, e.draw.seed)
     if ident.identified.computes_in in ("bfloat16", "float16"):
         return found(
-            f"Its gradients are {ident.identified.computes_in} numbers although the logits were not: the loss computes "
-            "in 16 bits.",
+            f"Its gradients hold only {ident.identified.computes_in} values although the logits had more precision: the loss "
+            "computes in 16 bits.",
             source.delta_src,
             e.witness("unit roundoff of the gradient", ident.eps, UNIT["float32"], on=continuous, noise=0.0),
         )
@@ -320,9 +320,9 @@ def low_precision_source(e: Evidence) -> Finding:
 
 
 def _in_16_bits(e: Evidence) -> Finding | None:
-    """A finding if 16-bit logits, as mixed precision passes them, get another objective.
+    """A finding if the loss applies a different objective to 16-bit logits, as under mixed precision.
 
-    Read from saturated rows, which 16 bits hold exactly. Where the target is the largest logit CE is silent and Z stands alone.
+    Read from saturated rows, which 16 bits hold exactly. Where the target is the largest logit, only Z has a gradient.
     """
     ident, got, model = e.ident, e.ident.identified, e.ident.model
     known = not got.has_z or got.coordinate in ("raw", "centered")
@@ -442,7 +442,7 @@ def _directions(e: Evidence) -> Iterator[tuple[str, Probe, Outcome, Tensor, floa
     """(words, batch, answer to it, direction, step) of every finite difference.
 
     Ordinary logits along the gradient, at random and along a shift; saturated ones along a shift and the top logit.
-    Cross-entropy does not see a common shift, so along it even a tiny Z stands alone; and λ(log Z − c)² is quadratic in the
+    Cross-entropy is invariant to a common shift, so along it even a tiny Z stands out; and λ(log Z − c)² is quadratic in the
     shift, so central differences are exact at steps far above rounding.
     """
     ident = e.ident
@@ -461,7 +461,7 @@ def _directions(e: Evidence) -> Iterator[tuple[str, Probe, Outcome, Tensor, floa
     local = [("its own gradient", probe, outcome, outcome.grad_TV)]
     masked = probe.masked(torch.arange(len(probe.target_T)) % 3 > 0)
     if ident.masks_accepted and (answer := e.attempt(masked)) is not None:
-        # Value and gradient may have denominators of their own.
+        # Value and gradient may have different denominators.
         local.append(("its own gradient, with tokens ignored", masked, answer, answer.grad_TV))
     random = torch.randn(probe.logits_TV.shape, generator=seeded(e.draw.seed + 2), dtype=torch.float64)
     local.append(("a random direction", probe, outcome, random))
@@ -587,11 +587,11 @@ def denominator_mismatch(e: Evidence) -> Finding:
         # Token weights differ by design; what can be compared are the counts behind the two means.
         kind = WEIGHTS[named.ce_weights].removeprefix("with ")
         if named.z_weights == "shared":
-            return passed(f"CE is taken with {kind}, and Z shares them.")
+            return passed(f"CE is computed with {kind}, and Z shares them.")
         if named.ce_denominator == named.z_denominator != "other":
             count = COUNT_WORDS[named.ce_denominator]
-            return passed(f"CE is taken with {kind}, Z without; both are divided by {count}.")
-        return not_applicable(f"CE is taken with {kind} and Z without, so their denominators cannot be compared.")
+            return passed(f"CE is computed with {kind}, Z without; both are divided by {count}.")
+        return not_applicable(f"CE is computed with {kind} and Z without, so their denominators cannot be compared.")
     if any(w.misplaced for w in e.weights):
         return not_applicable("Ignored tokens are trained and valid ones are not: see ignored_tokens_leak.")
     ratios = [(w.z / w.ce, w) for w in e.weights if w.ce]
@@ -612,7 +612,9 @@ def denominator_mismatch(e: Evidence) -> Finding:
             _masked_witness(e) or witness,
         )
     if not ident.masks_accepted:
-        return passed("CE and Z share one denominator; the loss rejects ignored targets, so only sizes were tried.")
+        return passed(
+            "CE and Z share one denominator; the loss rejects ignored targets, so only batch sizes were varied."
+        )
     if named.ce_weights == "groups":
         return passed("Groups of tokens are averaged, then their means; CE and Z share these weights.", change)
     return passed(f"CE and Z share one denominator: {COUNT_WORDS[named.ce_denominator]}.", change)
@@ -636,7 +638,7 @@ COUNT_WORDS = {
     "all": "all tokens",
     "mean": "the tokens",
     "sum": "1 (a sum)",
-    "other": "a count that is none of the known ones",
+    "other": "an unknown count",
     "valid+1": "the valid tokens plus 1",
     "all+1": "all tokens plus 1",
     "mean+1": "the tokens plus 1",
@@ -659,7 +661,7 @@ def max_shifted(e: Evidence) -> Finding:
     coef, model = e.ident.identified.coef or 0.0, e.ident.model
     wanted = abs(2 * coef * 8.0 * len(probe.target_T) / model.count(model.z_denominator or "sum", probe))
     return found(
-        f"The penalised quantity is {e.ident.identified.penalty}: it is blind to a common shift of the logits, "
+        f"The penalized quantity is {e.ident.identified.penalty}: it is blind to a common shift of the logits, "
         "which is what Z-loss is meant to control. Add the row maximum back.",
         0.0,
         e.witness("change of the summed gradient when 8 is added to every logit", change, wanted),
@@ -696,7 +698,7 @@ def counted_twice(e: Evidence) -> Finding:
     if not expected:
         return not_applicable("Pass `expect={'coef': λ, 'target': c}`: what you believe the loss applies.")
     if not got.has_z or got.coef is None:
-        return not_applicable(_lacking(e, "z") or "The penalty is not a known one, so its λ cannot be compared.")
+        return not_applicable(_lacking(e, "z") or "The penalty was not identified, so its λ cannot be compared.")
     ratio = got.coef / float(expected)
     if (whole := _whole_multiple(ratio)) is None:
         return passed(f"λ is {ratio:.5g} times the expected one.", ratio)
@@ -766,27 +768,27 @@ def reported_z_dtype(e: Evidence) -> Finding:
         if item is not None and item.dtype in narrow:
             bits = replace(bits, dtype=bits.dtype if outcome is plain else "bfloat16", quantity=f"bits of `{z.name}`")
             return found(
-                f"The reported Z comes in {_name(item.dtype)}, with two or three digits.{returned}", 16.0, bits
+                f"The reported Z is in {_name(item.dtype)}, which has two or three digits.{returned}", 16.0, bits
             )
-    return passed(f"The reported Z has at least fp32.{returned}")
+    return passed(f"The reported Z is at least fp32.{returned}")
 
 
 @finding("error")
 def reported_z_no_gradient(e: Evidence) -> Finding:
-    """Does a reported Z that claims a gradient have one? Detached openly (`requires_grad` False) is fine."""
+    """Does a reported Z that claims a gradient have one? Explicitly detached (`requires_grad` False) is fine."""
     z, (probe, outcome) = e.reported_z, e.mixed
     plain = None if z is None else outcome.reported.get(z.name)
     if plain is None:
         return not_applicable("The loss does not report Z separately.")
     if not plain.requires_grad:
-        return passed("The reported Z is openly detached: nobody can train on it by mistake.")
+        return passed("The reported Z is explicitly detached, so it cannot be trained on by mistake.")
     witness = e.witness(f"norm of the gradient of `{plain.name}` at the logits", 0.0, float(outcome.grad_TV.norm()))
     try:
         norm = float(e.call(probe, through=plain.name).grad_TV.norm())
     except LossCallError as error:
         return found(f"The reported Z requires a gradient, but backward through it fails: {error}", None, witness)
     if norm == 0.0:
-        words = "The reported Z has `requires_grad`, but its gradient at the logits is zero: silently."
+        words = "The reported Z has `requires_grad`, but its gradient at the logits is silently zero."
         return found(words, 0.0, witness)
     return passed("The reported Z carries a gradient.", norm)
 
@@ -835,7 +837,7 @@ def reported_z_value(e: Evidence) -> Finding:
 
 @finding("error", "stable")
 def upstream_ignored(e: Evidence) -> Finding:
-    """Do gradients honour what multiplies the loss? k·loss must give k·gradient, Σ u_t ℓ_t u_t times each row."""
+    """Do gradients honor what multiplies the loss? k·loss must give k·gradient, Σ u_t ℓ_t u_t times each row."""
     ident, (probe, outcome) = e.ident, e.mixed
     worst, tolerance = 0.0, 1e-2 if ident.how == "rounded" else max(1e-4, 8 * ident.eps)
     for factor in (3.0, -0.5):
@@ -858,11 +860,11 @@ def upstream_ignored(e: Evidence) -> Finding:
     error_T = _relative(given.grad_TV, wanted)
     if not error_T <= tolerance:
         return found(
-            f"The per-token variant does not honour per-token upstream gradients (relative error {error_T:.3g}).",
+            f"The per-token variant does not honor per-token upstream gradients (relative error {error_T:.3g}).",
             error_T,
             e.witness("‖gradient of Σ u_t ℓ_t − u_t · gradient‖ / ‖u_t · gradient‖", error_T, noise=tolerance),
         )
-    return passed("Upstream gradients are honoured, per token too.", max(worst, error_T))
+    return passed("Upstream gradients are honored, per token too.", max(worst, error_T))
 
 
 def _relative(seen: Tensor, wanted: Tensor) -> float:
@@ -875,12 +877,12 @@ def probabilities_not_logits(e: Evidence) -> Finding:
     if e.ident.fit is None or not set(e.ident.fit.quantities) & set(PROBABILITIES):
         return passed("Z is not computed from probabilities.")
     r = e.mixed[0]
-    penalised, log_z = (float(v.max() - v.min()) for v in (e.ident.fit.quantities[0].value(r), r.log_z_T))
+    penalized, log_z = (float(v.max() - v.min()) for v in (e.ident.fit.quantities[0].value(r), r.log_z_T))
     return found(
         "Z is the logsumexp of the probabilities: it lies between log V and log(V + e − 1) whatever the logits "
-        "are, and nothing holds their normalizer. Pass the logits.",
+        "are, and nothing constrains their normalizer. Pass the logits.",
         e.ident.identified.coef,
-        e.witness("range of the penalised quantity over the batch, against that of log Z", penalised, log_z),
+        e.witness("range of the penalized quantity over the batch, against that of log Z", penalized, log_z),
     )
 
 
@@ -912,7 +914,7 @@ def overflow(e: Evidence) -> Finding:
         return passed(
             "A common shift of ±100 leaves loss and gradient finite; there is nothing to compare them with.", 0.0
         )
-    return passed("A common shift of ±100 leaves value and gradient sound.", 0.0)
+    return passed("A common shift of ±100 leaves value and gradient correct.", 0.0)
 
 
 @finding("error", "z numbers")
@@ -990,7 +992,7 @@ def padding_in_log_z(e: Evidence) -> Finding:
 
 WEIGHTS = {
     "class": "with class weights",
-    "position": "with weights by position",
+    "position": "with per-position weights",
     "token": "with a separate weight on each token",
     "groups": "averaged over groups of tokens first",
 }
@@ -1005,7 +1007,7 @@ def unexplained_source(e: Evidence) -> Finding:
         return not_applicable("What is left over behaves like rounding: see low_precision_source.")
     if not e.stable or ident.kept_state is not None:
         return not_applicable(
-            "The same inputs give different answers, which no objective explains: see not_repeatable."
+            "The same inputs give different results, which no objective explains: see not_repeatable."
         )
     share = ident.fit.worst if ident.fit is not None else float((~ident.rows.inside_T).double().mean())
     witness = e.witness("share of the gradient that no known objective explains", share or 1.0, noise=1e-3)
@@ -1032,7 +1034,7 @@ def unexplained_source(e: Evidence) -> Finding:
             e.witness("λ on log Z − μ next to the one on log Z", got.extra["centered_coef"], 0.0),
         )
     if got.coordinate == "other" and not got.extra.keys() & {"shift_coef", "beta"}:
-        words = f"The penalty is none of the known good ones: it acts on {got.penalty}."
+        words = f"The penalty is not one of the known correct ones: it acts on {got.penalty}."
         return found(words, None, e.witness("λ of that penalty", got.coef, 0.0))
     if got.target_rule == "other":
         witness = e.witness(f"c at V = {got.vocab}, against log V", got.target, math.log(got.vocab or 1))
@@ -1087,7 +1089,7 @@ def not_squared(e: Evidence) -> Finding:
     spread = float((k_T.max() - k_T.min()) / k_T.abs().max())
     return found(
         f"The penalty is {got.penalty}, with λ = {got.coef or 0.0:.5g}. Its source is the same at every log Z, so it "
-        "drives log Z down without end and has no target: square it.",
+        "drives log Z down without bound and has no target: square it.",
         got.coef,
         e.witness("relative spread of the Z source over tokens of different log Z", spread, 1.0, on=probe),
     )
@@ -1112,7 +1114,7 @@ def size_dependent(e: Evidence) -> Finding:
     if not same:
         untried = "No other size was tried, to save time (`thorough=True` tries them)."
         return not_applicable("The loss accepts no other size." if refused else untried)
-    notes = f" It refuses {len(refused)} sizes." if refused else ""
+    notes = f" It rejects {len(refused)} sizes." if refused else ""
     if left_out:
         notes += f" Not tried, to save time: {'; '.join(one.words for one in left_out)} (`thorough=True`)."
     tokens, vocab = (max(one.shape[i] for one in same) for i in (0, 1))
@@ -1125,15 +1127,15 @@ def targets_moved(e: Evidence) -> Finding:
     if e.box.targets == "rolled":
         tokens = float(e.ident.space.tokens)
         return found(
-            "Targets look rolled by one: row t is trained on target t + 1 and the last row on target 0. All else was "
+            "Targets look rolled by one: row t is trained on target t + 1 and the last row on target 0. Everything else was "
             "audited with the targets rolled back.",
             None,
             e.witness("rows that are trained on the target of the next row", tokens, 0.0, noise=0.0),
         )
     if e.box.targets == "shifted":
         return passed(
-            "Targets look shifted by one: row t is trained on target t + 1 inside the loss, the last row on none. All "
-            "else was audited with the targets moved accordingly."
+            "Targets look shifted by one: row t is trained on target t + 1 inside the loss, the last row on none. "
+            "Everything else was audited with the targets moved accordingly."
         )
     if not e.ident.known:
         return not_applicable(CANNOT_TELL)
@@ -1162,7 +1164,7 @@ def negative_coefficient(e: Evidence) -> Finding:
     """Does the Z push log Z away from its target?"""
     coef = e.ident.identified.coef
     if coef is None:
-        return not_applicable("The penalty is not a known one, so its sign cannot be read.")
+        return not_applicable("The penalty was not identified, so its sign is unknown.")
     if e.ident.fit is not None and NOT_SQUARED in e.ident.fit.quantities:
         return not_applicable("The penalty is not squared: see not_squared.")
     if coef < 0:
@@ -1211,7 +1213,7 @@ def ignored_tokens_leak(e: Evidence) -> Finding:
 def differs_from_expected(e: Evidence) -> Finding:
     """Does the loss apply what its user believes, within 1e-3 or the stated uncertainty?
 
-    What another finding already reports is not reported again, and it is no pass.
+    What another finding already reports is not reported again, but does not count as a pass.
     """
     expect, got, ident = e.expect, e.ident.identified, e.ident
     if not expect:
@@ -1253,7 +1255,7 @@ def differs_from_expected(e: Evidence) -> Finding:
         return found(f"Not as expected: {'; '.join(words for words, _ in differences)}.", ratio, differences[0][1])
     if elsewhere:
         return not_applicable(" ".join(elsewhere), ratio)
-    return passed("What it applies is what was expected.", ratio)
+    return passed("The loss applies what was expected.", ratio)
 
 
 def _another_target(e: Evidence, expected: float | None) -> list[tuple[str, Witness]]:
@@ -1275,14 +1277,14 @@ def _another_target(e: Evidence, expected: float | None) -> list[tuple[str, Witn
 
 
 REPEATS = 32
-"""Calls of one batch, each under another random seed: whatever happens on every n-th call shows up to n = 32."""
+"""Calls on one batch, each with a different random seed: anything that happens on every n-th call is caught up to n = 32."""
 
 
 @finding("warning", repeat=False)
 def not_repeatable(e: Evidence) -> Finding:
-    """Does the same call give the same answer, whatever the random state and whatever was called before?
+    """Does the same call give the same result, regardless of the random state and of earlier calls?
 
-    Put last: it asks whether the calls in between have left a trace.
+    Runs last, so that it also checks whether the calls in between left any state behind.
     """
     tolerance, (loud, _) = max(1e-5, 8 * e.ident.eps), e.loudest
     quantity = "relative change between two calls with the same inputs"

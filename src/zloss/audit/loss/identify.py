@@ -129,7 +129,7 @@ class Identification:
     weights: tuple[Weights, ...] = ()
     masks_accepted: bool = True
     special: tuple[SpecialClass, ...] = ()
-    """Classes with a weight of their own, which no probe has as a target; of a loss that treats all others alike."""
+    """Classes with a separate weight, which no probe has as a target; of a loss that treats all others alike."""
     second: Draw | None = None
     kept_state: str | None = None
     """In one sentence, what the loss keeps between calls, where that was seen."""
@@ -195,7 +195,7 @@ def take_draw(box: BlackBox, space: Space, seed: int, dtype: torch.dtype, names:
 def identify(box: BlackBox, space: Space, seed: int) -> Identification:
     """Probe one loss, name what it applies, and confirm that on a second draw.
 
-    `box` is left as the loss wants to be called: `targets` and `added` are set on it.
+    `box` is left with the calling convention of the loss: `targets` and `added` are set on it.
     """
     space, special = _special_classes(box, space)
     dtype = accepted_dtype(box, space, seed)
@@ -284,7 +284,7 @@ def _explain(box: BlackBox, ident: Identification, seed: int) -> tuple[How, Rows
         return "rounded", rows, rough
     if not rows.exact:
         for warp in _warps(rows):
-            # The search is no finer than this, whatever the arithmetic of the loss.
+            # The search is never finer than this, in any precision of the loss.
             warped = decompose(rows.parts, max(rows.eps, 1e-8), warp=warp)
             found = None if not warped.exact else nothing_but_ce(warped) or best_fit(warped)
             if found is not None and (not found.quantities or found.quantities[0] in (RAW, CENTERED)):
@@ -395,7 +395,7 @@ def _other_form(ident: Identification, box: BlackBox) -> Identification:
         return unexplained(
             ident,
             "The gradient of a token is not made of p, onehot(y) and 1/V alone, as those of cross-entropy and of penalties "
-            f"on log Z are: the loss changes its {changed} in a way the audit does not know, or adds another term.",
+            f"on log Z are: the loss changes its {changed} in a way the audit does not recognize, or adds another term.",
         )
     view = source_view(rows)
     if view is None:
@@ -507,7 +507,7 @@ BATCHES = ((1, 1.0), (1, 0.25), (1, 0.625), (2, 1.0), (2, 0.375), (4, 1.0))
 CONSTANT = 2e-3
 """Relative spread below which weight × denominator counts as constant; N and N + 1 differ by 6 % at 16 tokens."""
 NO_CE = 1e-9
-"""A weight on CE below this is no CE: a penalty was audited alone."""
+"""A weight on CE below this does not count as CE: a penalty was audited alone."""
 
 
 def weigh_batches(box: BlackBox, ident: Identification, seed: int) -> tuple[tuple[Weights, ...], bool]:
@@ -524,7 +524,7 @@ def weigh_batches(box: BlackBox, ident: Identification, seed: int) -> tuple[tupl
         try:
             outcome = box(batch.masked(keep), ident.dtype)
         except LossCallError:
-            # A loss may refuse a size, or ignored targets.
+            # A loss may reject a batch size, or ignored targets.
             masks_accepted = masks_accepted and valid == count
             continue
         if outcome.finite:
@@ -703,7 +703,7 @@ def _describe(ident: Identification, rule: str | None) -> Identified:
     elif len(model.penalties) == 2:
         factorized = chosen.quantities == SUMS[0]
         words = "log Z and log Z − μ (row-centered), two penalties"
-        words = "log Z − μ and μ, penalised apart (factorized)" if factorized else words
+        words = "log Z − μ and μ, penalized separately (factorized)" if factorized else words
         name, second, coordinate = "shift" if factorized else "centered", model.penalties[1], "other"
         extra = {f"{name}_coef": second.coef, f"{name}_target": second.target}
     shared = chosen.shared or (ce_weights == "groups" and all(w.shared for w in spread))
@@ -741,7 +741,7 @@ def _pattern(rows: Rows) -> str:
     return "class"
 
 
-# Classes that the loss treats apart, moved targets, returned parts.
+# Classes that the loss treats separately, moved targets, returned parts.
 
 MOST_CLASSES, MOST_SPECIAL = 4096, 4
 """Vocabulary up to which every class is tried as a target; more classes that differ are class weights in general."""
@@ -859,7 +859,7 @@ def computes_in(box: BlackBox, probe: Probe, dtype: torch.dtype) -> str:
     fp64 gradients are smooth; where any part of the loss passes through fp32 they take the values of the fp32 grid.
     """
     base = box(probe, dtype).grad_TV
-    # Tiny entries are left out: fp16 flushes them, whatever the arithmetic was.
+    # Tiny entries are left out: fp16 flushes them, whatever precision the loss computes in.
     seen = base[base.abs() > 1e-4 * base.abs().max()]
     readable = seen.numel() >= 32 and bool(torch.isfinite(seen).all())
     for name, narrow in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
@@ -881,7 +881,7 @@ def computes_in(box: BlackBox, probe: Probe, dtype: torch.dtype) -> str:
 def unrepeatable(
     box: BlackBox, probe: Probe, first: Outcome, dtype: torch.dtype, seeds: Sequence[int | None], limit: float
 ) -> tuple[str, float | None] | None:
-    """A sentence and the change where the same inputs give another answer than at `first`, at once or under a random seed."""
+    """A sentence and the change if the same inputs give a result other than `first`, immediately or with a random seed."""
 
     def change(seed: int | None) -> float:
         now = box(probe, dtype, seed=seed)
@@ -899,8 +899,8 @@ def unrepeatable(
         except LossCallError as error:
             return f"A call that worked at first fails when it is repeated ({box.calls} calls): {error}", None
         why = "the loss draws random numbers" if random else "the loss keeps state"
-        when = "under another random seed" if random else "when called again"
-        return f"The same inputs give another answer {when} (relative change {changed:.3g}): {why}.", changed
+        when = "with a different random seed" if random else "when called again"
+        return f"The same inputs give a different result {when} (relative change {changed:.3g}): {why}.", changed
     return None
 
 
@@ -938,7 +938,7 @@ def _same_curve(ident: Identification) -> bool:
 
 
 def _on_dense_head(box: BlackBox, ident: Identification, seed: int) -> Identification | None:
-    """Refuted if a dense hidden of another width shows that something else than hidden @ weightᵀ enters."""
+    """Refuted if a dense hidden of another width shows that something other than hidden @ weightᵀ enters."""
     if not box.linear or not ident.plain:
         return None
     wide = DENSE_WIDTH + 16 * (ident.space.width == DENSE_WIDTH)

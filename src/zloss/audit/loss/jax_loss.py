@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 def from_jax(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """`loss`, a function of JAX arrays, as a function of tensors, the last of which holds the targets.
+    """Wrap `loss`, a function of JAX arrays, as a function of tensors; its last argument holds the targets.
 
     JAX has no `requires_grad`: a returned number counts as detached where its gradient is zero.
     """

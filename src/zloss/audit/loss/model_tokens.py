@@ -1,6 +1,6 @@
 """The applied source against fp64 (paper eq:backward_deltas, Δ_src): on audited logits, and on the tokens of a model.
 
-The Z source is what the gradient holds beyond cross-entropy: the difference to the loss with Z off where that is given, else
+The Z source is what the gradient holds beyond cross-entropy: the difference from the loss with Z off where that is given, else
 to the fp64 cross-entropy gradient. In the second case the rounding of the CE part counts too; the rounding floor says how much of
 Δ_src that alone can be. On a model's text, a loss of (logits, target) is compared at the logits; one of (hidden, weight, target)
 gets the hidden states and the head, and is compared at ∂/∂hidden = Wᵀδ and ∂/∂weight = δᵀu.
@@ -39,7 +39,7 @@ TOTAL_LIMIT, TOTAL_LIMIT_16_BITS = 3e-4, 2e-2
 MOST_TOKENS = 256
 """Audited tokens at most: fp64 copies of [T, V] logits are large."""
 BF16_TOKENS, BF16_WIDTH, BF16_OFFSET = 64, 72, 20.0
-"""A dense head for bf16 inputs; between 16 and 32 neighbouring bf16 numbers are 0.125 apart."""
+"""A dense head for bf16 inputs; between 16 and 32 neighboring bf16 numbers are 0.125 apart."""
 ENTRIES = 2**23
 """Logits of one call at most: about ten fp64 copies of them live at once."""
 TINY = torch.finfo(torch.float64).tiny
@@ -51,7 +51,7 @@ TINY = torch.finfo(torch.float64).tiny
 def audited_probe(
     ident: Identification, logits: Tensor | None, target: Tensor | None, ignore_index: int, seed: int
 ) -> tuple[Probe, torch.dtype]:
-    """The given logits, or continuous ones of our own in fp32; and the dtype the loss is to see."""
+    """The given logits, or synthetic continuous ones in fp32; and the dtype that the loss receives."""
     space = ident.space
     if logits is None:
         if target is not None:
@@ -113,7 +113,7 @@ def bf16_input_error(box: BlackBox, ident: Identification, seed: int) -> float |
     """‖dW − dW₆₄‖/‖dW₆₄‖ on dense bf16 hidden and weight, against fp64 of the same bf16 numbers.
 
     dW itself comes back in bf16, which alone costs about 2e-3; logits stored in bf16 cost 1e-2 and more. None where
-    the question does not arise: no linear loss, no model to compare with, or bf16 refused.
+    the question does not arise: no linear loss, no model to compare with, or bf16 rejected.
     """
     if not box.linear or not ident.plain or box.targets != "given":
         return None
@@ -305,7 +305,8 @@ def source_on_model(
 def _unblurred(ident: Identification) -> tuple[Identification, str | None]:
     """A loss of low precision with the usual λ and c inside the identified intervals, and a sentence that says so.
 
-    Its own rounding blurs what was identified, c most of all. If 0 or log V is inside the interval it is used as c, with the λ
+    Rounding in the loss makes the identified values imprecise, c most of all.
+    If 0 or log V is inside the interval it is used as c, with the λ
     that has the fewest digits; otherwise nothing is assumed, because a wrong c would be read as an error of the source.
     """
     got, model = ident.identified, ident.model

@@ -285,7 +285,7 @@ def _confident(generator: torch.Generator, space: Space) -> Tensor:
 def _crowded(generator: torch.Generator, space: Space) -> Tensor:
     """k − 1 equal logits at 0 and one just above, k from 2 to V/2: log Z − max is as large as it can be, and rounding small.
 
-    No common shift makes a penalty on log Z − max louder, so this is where a small one is heard.
+    A common shift does not increase a penalty on log Z − max, so a small one is detected on these rows.
     """
     rows = []
     for t in range(space.tokens):

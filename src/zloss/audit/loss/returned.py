@@ -30,7 +30,7 @@ WORDS: dict[Role, str] = {
     "log_z": "the mean log Z",
     "logits": "logits",
     "tensor": "a tensor",
-    "unknown": "a number that is not recognised: not the Z that is trained, CE, a token count or an accuracy",
+    "unknown": "a number that is not recognized: not the Z that is trained, CE, a token count or an accuracy",
 }
 CLOSE, CLOSE_16_BITS = 2e-3, 2e-2
 
@@ -39,8 +39,9 @@ CLOSE, CLOSE_16_BITS = 2e-3, 2e-2
 class Returned:
     """One returned value and what it is.
 
-    `ratio` is reported over trained Z where the two are in proportion; for a Z that is not trained, reported over the
-    mean of (log Z − c)², None if the two are equal. `target` is the c of a Z that is not trained, in words; empty for 0.
+    `ratio` is the reported Z divided by the trained Z if the two are proportional; for a Z that is not trained, the reported
+    Z divided by the mean of (log Z − c)². None if the two are equal.
+    `target` is the c of a Z that is not trained, in words; empty for 0.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Returned:
 
 
 def reported_z(returned: tuple[Returned, ...]) -> Returned | None:
-    """The value that is the Z: recognised as one, else called one."""
+    """The value that is the Z: recognized as one, else called one."""
     for role in ("z", "z_without_coef", "z_multiple"):
         for one in returned:
             if one.role == role:
@@ -74,7 +75,7 @@ def reported_z(returned: tuple[Returned, ...]) -> Returned | None:
     return None
 
 
-def recognise(
+def recognize(
     ident: Identification, draw: Draw, expected_target: float | None, masked: tuple[Probe, Outcome] | None
 ) -> tuple[Returned, ...]:
     """Every value next to the loss; `expected_target` is the c that its user believes in, None if that is unknown or log V.
@@ -82,13 +83,13 @@ def recognise(
     `masked` is a batch with ignored tokens: what is reported over all tokens and trained over valid ones differs only there.
     """
     items, meanings = draw.outcomes["mixed"].reported, _meanings(ident)
-    return tuple(_recognise(ident, draw, meanings, item, expected_target, masked) for item in items.values())
+    return tuple(_recognize(ident, draw, meanings, item, expected_target, masked) for item in items.values())
 
 
 Meaning = Callable[[Probe, Outcome], float]
 
 
-def _recognise(
+def _recognize(
     ident: Identification,
     draw: Draw,
     meanings: dict[Role, Meaning],

@@ -86,7 +86,7 @@ def audit_loss(
     with progress.step("audit of the loss", None):
         ident = identify(box, find_call(box, space, logits), seed)
         ident = _at_vocabulary(ident, audited_probe(ident, logits, target, ignore_index, seed)[0].lanes)
-        # Now it is known how the loss wants to be called.
+        # The calling convention of the loss is known from here on.
         off_box = None if off is None else box.like(off, loss_name(off))
         token_box = None if per_token is None else box.like(per_token, loss_name(per_token))
         evidence = Evidence(box, off_box, token_box, wanted, ident, ident.first, (logits, target), thorough)

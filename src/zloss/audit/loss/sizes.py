@@ -165,7 +165,7 @@ def _compare(ident: Identification, probe: Probe, grad_TV: Tensor) -> Answer:
             elif name not in (None, "other") and count > 1 and abs(factor - 1) > slack:
                 parts.append(f"{count:,.0f} tokens are counted as {count / factor:,.1f} in the denominator of {part}")
         return ("differs", "; ".join(parts), figure) if parts else ("same", "", figure if figure <= LIMIT else None)
-    # Each row whole, with a positive weight of its own: means of groups.
+    # Each row whole, with a separate positive weight: means of groups.
     wanted = ce_TV + z_TV
     w_T = (grad_TV * wanted).sum(-1) / (wanted * wanted).sum(-1).clamp(min=1e-300)
     if float(errors(w_T.unsqueeze(-1) * wanted).max()) <= LIMIT:

@@ -69,7 +69,7 @@ NO_WARP = Warp()
 
 @dataclass(frozen=True)
 class Quantity:
-    """One penalised quantity v, and where its source s goes: s·(k, g, m) and the shape of s at the logits."""
+    """One penalized quantity v, and where its source s goes: s·(k, g, m) and the shape of s at the logits."""
 
     name: str
     coordinate: str
@@ -228,7 +228,7 @@ class Rows:
 
     @property
     def groups(self) -> list[Tensor]:
-        """bool masks: saturated rows of any batch, and the other rows batch by batch; wide ones apart."""
+        """bool masks: saturated rows of any batch, and the other rows batch by batch; wide ones separately."""
         wide = torch.tensor([probe.name == "wide" for probe, _ in self.parts])[self.batch_T]
         masks = [self.saturated_T & ~wide, self.saturated_T & wide]
         masks += [~self.saturated_T & (self.batch_T == i) for i in range(len(self.parts))]
@@ -295,7 +295,7 @@ def decompose(
     typical = float(size_T[solved_T].mean()) if bool(solved_T.any()) else 0.0
     sigma_T = eps * noise_T * (size_T + 1e-2 * typical) + 1e-300
     sigma_g_T = torch.where(given.saturated_T, sigma_T, sigma_T * math.sqrt(r.lanes))
-    # A millionth of the row is no structure, whatever the arithmetic.
+    # A millionth of the row counts as rounding, in any precision.
     inside_T = rest_T <= torch.maximum(ROUNDING * sigma_T, 1e-6 * g.norm(dim=-1)) + 1e-300
     batch_T = torch.cat([torch.full_like(probe.target_T, i) for i, (probe, _) in enumerate(parts)])
     return Rows(
@@ -488,7 +488,7 @@ NAMED = {*COUNTS, *UNMASKED.values(), "none"}
 
 
 def token_count(name: str, valid: int, everything: int) -> float:
-    """The count behind a name; what has no count of its own is stated per valid token."""
+    """The count behind a name; a name without one is stated per valid token."""
     name = {unmasked: plain for plain, unmasked in UNMASKED.items()}.get(name, name)
     return COUNTS.get(name, COUNTS["valid"])(valid, everything)
 

@@ -59,7 +59,8 @@ def apply(
 
     `model`: a causal, conditional-generation or multimodal model of transformers, bare or inside PEFT, DDP, FSDP2 or
     torch.compile, in either order. Evaluation, generation, state dict and signature do not change. A model whose loss
-    cannot be reproduced exactly is refused by name: here if its configuration shows it, else in the first training step.
+    cannot be reproduced exactly is rejected with an error that names it: here if its configuration shows it, else in the first
+    training step.
     `router`: adds a router Z-loss to a mixture-of-experts model; its own load-balancing term is left alone.
     `router_micro_batches`: its divisor in a loop that adds up losses which are divided by the tokens of the whole step:
     the number of micro-batches, times the number of processes if the loop multiplies its loss by that.
@@ -110,10 +111,10 @@ def _refuse_wrapper(model: Any) -> None:
 
 
 def _refuse_known(model: Any, objective: Objective) -> None:
-    """Refuse what the class or the configuration already shows."""
+    """Reject what the class or the configuration already shows."""
     name = type(model).__name__
     if ZLossHandle.on(model):
-        raise InputError(f"this {name} has a Z-loss applied already: call `handle.remove()` on the earlier one first.")
+        raise InputError(f"this {name} already has a Z-loss applied: call `handle.remove()` on the earlier one first.")
     config = getattr(model, "config", None)
     if config is None:
         raise UnsupportedModelError(
@@ -135,7 +136,7 @@ def _refuse_known(model: Any, objective: Objective) -> None:
     forward = model.__dict__.get("forward") or type(model).forward
     if (getattr(forward, "__module__", "") or "").startswith("liger_kernel"):
         raise UnsupportedModelError(
-            f"{name} computes its loss in Liger's fused cross-entropy: load it without, or pass "
+            f"{name} computes its loss in Liger's fused cross-entropy: load it without Liger, or pass "
             'liger_kernel_config={"fused_linear_cross_entropy": False}.'
         )
 
@@ -205,7 +206,7 @@ class ZLossHandle(HookHandle):
         if call.per_token:
             if self.router is not None:
                 raise UnsupportedModelError(
-                    "SFTTrainer computes its loss from token log-probabilities, which leave no place for a router "
+                    "SFTTrainer computes its loss from token log-probabilities, which leaves no room for a router "
                     "Z-loss: apply without `router`, or use the transformers Trainer."
                 )
             return _trl_output(call, output, named_arguments(model, args, kwargs))
@@ -289,7 +290,7 @@ def _trl_output(call: TrainingCall, output: Any, given: dict[str, Any]) -> Any:
 
 
 class _NegativeLoss(Tensor):
-    """−(CE + Z) of every token: a tensor whose exponential is refused, because it is not a probability."""
+    """−(CE + Z) of every token: a tensor whose exponential is rejected, because it is not a probability."""
 
     @classmethod
     def __torch_function__(
@@ -313,7 +314,7 @@ class ModelSupport:
     """"exact": loss and gradients equal CE + Z of the model's own logits; "refused": `apply` or the first step raises,
     with the reason; "not built": no small model of the class could be made, so it was not tried."""
     detail: str
-    """The refusal, or why no small model was built."""
+    """The error, or why no small model was built."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""One training forward of a model without logits: what it does to them before its loss is recorded, anything else refused.
+"""One training forward of a model without logits: supported operations before its loss are recorded, others rejected.
 
 While a model trains, its output head returns a `LazyLogits` instead of a tensor (`TrainingCall`). Slices, views and casts
 act on the hidden states; products with a number, a tanh and a constant bias become the logit scale, the softcap and the
-bias of `head_loss`; a cut of the vocabulary becomes `valid_vocab`. `F.cross_entropy`, where the losses of transformers
+bias of `head_loss`; a slice of the vocabulary becomes `valid_vocab`. `F.cross_entropy`, where the losses of transformers
 end, becomes a call of `head_loss`. An operation that is not listed here raises, so no result can be silently different.
 In the output that the model returns, `NoLogits` replaces them.
 
@@ -177,7 +177,7 @@ class LazyLogits:
         return replace(self, dtype=torch.float32)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """A cast or a move. A cast to fewer bits rounds the logits, which is refused."""
+        """A cast or a move. A cast to fewer bits rounds the logits, which is rejected."""
         wanted = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
         wanted += [value.dtype for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         dtype = wanted[-1] if wanted else self.dtype
@@ -311,7 +311,7 @@ def output_head(model: Any) -> nn.Module:
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if head is None:
         raise UnsupportedModelError(
-            f"{name} names no output head (`get_output_embeddings()` returns None), so its loss cannot be replaced."
+            f"{name} has no output head (`get_output_embeddings()` returns None), so its loss cannot be replaced."
         )
     if type(head).__name__ == "ModulesToSaveWrapper":
         head = head.original_module if head.disable_adapters else head.modules_to_save[head.active_adapters[0]]

@@ -59,13 +59,13 @@ def attach(
     validation: Blocks | Tensor | Sequence[Sequence[int]] | None = None,
     record_options: RecordOptions | None = None,
 ) -> TrainerAttachment:
-    """From now on the trainer minimises CE + Z and logs `zloss/…` scalars over the steps since its last log.
+    """From now on the trainer minimizes CE + Z and logs `zloss/…` scalars over the steps since its last log.
 
     `trainer`: a Trainer of transformers or an SFTTrainer of TRL (≥ 1.16), before `train()`. Every tracker in its
     `report_to` gets the scalars with its other numbers. CE and Z are logged separately as zloss/ce and zloss/z, in nats per
-    predicted token; `zloss.statistics` lists the other names. On several processes they cover the tokens of
-    all of them, joined in one collective per log. `scalars="main"` logs ten of them, a list of names these; alerts see
-    all of them whatever is logged.
+    predicted token; `zloss.statistics` lists the other names. With several processes, they cover the
+    tokens of all processes, combined in one collective per log. `scalars="main"` logs ten of them, a list of names only
+    those; alerts always see all of them.
 
     `window`: how many of the last steps the scalars cover. By default these are the steps since the trainer's last log,
     so that zloss/ce + zloss/z and `loss` cover the same steps; of more than 50 steps, everything but these two parts of
@@ -73,7 +73,7 @@ def attach(
 
     `coef_until`: from this optimizer step on the penalty is off and the loss is CE, bit for bit. A coefficient of the
     objective may also be a function of the step. Steps are the trainer's global ones, counted from 1 as in `zloss train`: 2
-    leaves one step with the penalty, and a resumed run goes on where it was. Either way zloss/coef is λ, and
+    leaves one step with the penalty, and a resumed run continues where it stopped. Either way zloss/coef is λ, and
     zloss/z_unscaled the penalty of the last micro-batch for λ = 1, also while it is off.
 
     `on_alert`: what to do when a tail changes (`zloss.telemetry.alerts` has the rule, counted in logs): "log" a
@@ -83,7 +83,7 @@ def attach(
     ends, the numbers of the trained model on `validation` (see `zloss.record_run`); `zloss compare record` compares
     the methods. `record_options`: what else is measured.
 
-    Settings under which the trainer computes its loss outside the model are refused. A step that still bypasses the loss
+    Settings under which the trainer computes its loss outside the model are rejected. A step that still bypasses the loss
     raises at its end.
 
     >>> from zloss.integrations.transformers import attach
@@ -163,7 +163,7 @@ def _training_data(dataset: Any) -> dict[str, Any] | None:
 
 
 def _refuse_bypasses(trainer: Any) -> None:
-    """Raise for settings under which the trainer does not minimise the loss of the model."""
+    """Raise for settings under which the trainer does not minimize the loss of the model."""
     if not all(hasattr(trainer, part) for part in ("args", "model", "accelerator", "log")):
         raise InputError(
             f"`trainer` is expected to be a transformers or TRL Trainer, but got {type(trainer).__name__}. A model takes "
@@ -246,7 +246,7 @@ class TrainerAttachment(TrainerCallback, HookHandle):
             self.recorder.close()
 
     def scalars(self) -> dict[str, float]:
-        """The scalars of the next log of a training step, by name; on several processes all of them have to call it."""
+        """The scalars of the next log of a training step, by name; with several processes, every process must call it."""
         return self._named(self.window.scalars())
 
     def _named(self, found: dict[str, float]) -> dict[str, float]:
