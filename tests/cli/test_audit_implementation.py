@@ -59,7 +59,8 @@ def test_report_reads_it_and_both_stages_see_it(result: tuple[Path, str], tmp_pa
     assert "Δ_θ" in implementation["reason"]
     # A margin within its limit says nothing about training runs, so the stage stays open and says both.
     assert decided["Optimizer consequence"]["fired"] is None
-    assert "fp16 margin stays within its limit" in decided["Optimizer consequence"]["reason"]
+    assert "largest safe fp16 scale" in decided["Optimizer consequence"]["reason"]
+    assert "which is within its limit" in decided["Optimizer consequence"]["reason"]
     assert "zloss compare" in decided["Optimizer consequence"]["reason"]
     limits = ["--delta-src", "1", "--delta-theta", "1", "--fp16-margin-ratio", "0.5"]
     assert main(["report", str(folder), "--out", str(tmp_path), "--quiet", *limits]) == 0

@@ -56,6 +56,6 @@ def test_what_ranks_disagree_on_is_named(found: dict[str, Any]) -> None:
     assert "requires_grad" in told["gradients"]
     assert "backend='dense'" in told["dense"]
     assert "Shard(0)" in told["columns"]
-    assert "pass one of them" in told["both"]
+    assert "leave `group` out" in told["both"]
     assert float(told["replicated"]) > 0
     assert told["tensor"] == told["number"]  # tensor coefficients once counted as different options

@@ -25,7 +25,7 @@ def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path:
         (["tab:pretraned"], "Did you mean 'tab:pretrained'?"),
         ([], "no table was requested"),
         (["tab:pretrained", "--text", f"{none}.txt", *out], "none.txt"),
-        (["tab:router", "--model", none, *out], "no model"),
+        (["tab:router", "--model", none, *out], "not found: no such folder"),
         (["tab:router", "--rejudge", *out], "tab_router.json"),
     ):
         assert cli.main(["reproduce", *words]) == cli.BAD_INPUT
