@@ -155,7 +155,7 @@ def trace_head_loss(problem: HeadProblem) -> Trace:
     work = TritonRows(problem.options.softcap, plan=problem.products, keep_logits=False)
     targets, plan = problem.targets, problem.products
     given = (problem.hidden_TD, problem.weight_VD, targets.index_T, targets.valid_T, targets.weight_T)
-    ledger = Ledger(problem.vocab, *given)
+    ledger = Ledger(problem.local_rows, *given)
     with torch.no_grad(), ledger:
         run = run_chunks(problem, (True, True, False), problem.targets.weight_T, work)
         hidden, weight, _ = run.gradients

@@ -46,7 +46,7 @@ def test_coefficients_give_the_gradient_at_the_logits(objective: zloss.Objective
     assert relative_error(loss.auxiliary, aux) < 1e-14
     onehot = torch.nn.functional.one_hot(index, 11)
     for part, want in (("total", total), ("z", total - cross_entropy)):
-        source = loss.weighted(weight, valid, exp.sum(1), part)
+        source = loss.exp_coefficients(weight, valid, exp.sum(1), part)
         got = source.a.unsqueeze(1) * exp
         if source.b is not None:
             got = got - source.b.unsqueeze(1) * onehot

@@ -111,7 +111,7 @@ def check_integers(name: str, target: Tensor) -> None:
 
 
 def check_target_range(name: str, index: Tensor, ignore_index: int, vocab: int | None = None) -> None:
-    """Reject a counted target that is not a row of the vocabulary, whose size may be unknown. Reads values."""
+    """Reject a target that counts but is outside the vocabulary; `vocab=None` if its size is unknown. Reads values."""
     if not index.numel():
         return
     low, high = (int(bound) for bound in torch.aminmax(index))
@@ -140,7 +140,7 @@ def world_size() -> int:
 
 
 def first_rank() -> bool:
-    """Whether this is the process that writes what all of them know."""
+    """True on the one process that writes shared output."""
     group = default_group()
     return group is None or group.rank() == 0
 
@@ -157,8 +157,8 @@ def gathered(numbers: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 def exchange(
     local: list[int], shared: dict[str, int], group: dist.ProcessGroup, device: torch.device
 ) -> list[list[int]]:
-    """`local` of every rank, in rank order, after checking that all ranks agree on the numbers in `shared`, whose keys say
-    what it means if they do not, after the words "the ranks of the group".
+    """`local` of every rank, in rank order, after checking that all ranks agree on the numbers in `shared`, whose keys
+    complete the error message "the ranks of the group …".
 
     A rank that disagreed would wait for a collective the others never start, or add numbers of different tokens. One
     all-gather of a few integers.

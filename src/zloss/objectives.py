@@ -120,7 +120,7 @@ class Objective(ABC):
     def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
         """The penalty of every token and the coefficients (a, g) of its source, from the statistics.
 
-        This `a` is without the 1 of CE, which `TokenLoss.weighted` adds.
+        This `a` is without the 1 of CE, which `TokenLoss.exp_coefficients` adds.
         """
 
 
@@ -134,17 +134,19 @@ class TokenLoss:
 
     cross_entropy: Tensor
     auxiliary: Tensor
-    penalty: Coefficients | None
+    source: Coefficients | None
     """(a, g) of the auxiliary; None if the objective is off."""
     label_smoothing: float
 
-    def weighted(self, weight: Tensor, valid: Tensor | None, exp_sum: Tensor, part: Part = "total") -> Coefficients:
+    def exp_coefficients(
+        self, weight: Tensor, valid: Tensor | None, exp_sum: Tensor, part: Part = "total"
+    ) -> Coefficients:
         """The coefficients of Σ_t weight_t·ℓ_t, 0 at ignored tokens.
 
-        The `a` returned multiplies E = exp(z − m) = S·p, not p: it is w·(1 + penalty.a)/S (without the 1 for part="z").
+        The `a` returned multiplies E = exp(z − m) = S·p, not p: it is w·(1 + source.a)/S (without the 1 for part="z").
         `valid`: which tokens count; None if all do.
         """
-        a, g = (None, None) if self.penalty is None else (self.penalty.a, self.penalty.g)
+        a, g = (None, None) if self.source is None else (self.source.a, self.source.g)
         b, epsilon = None, self.label_smoothing
         if part == "total":
             a = None if a is None else a + 1
@@ -402,7 +404,7 @@ def check_target(name: str, value: float | None) -> None:
 
 
 def require_target(objective: Objective) -> None:
-    """An error if an active objective leaves its target to the default, log V: training frameworks mean 0. They do not tell
+    """An error if an active objective leaves its target to the default, log V: training frameworks use 0. They do not tell
     the loss their step, so a coefficient cannot be a function of it."""
     refuse_functions(objective)
     for name in ("target", "relative_target"):

@@ -136,7 +136,7 @@ def plan_statistics(
     level: Statistics, *, needs_mu: bool, needs_gain: bool, has_mu: bool, has_head: bool, has_hidden: bool
 ) -> StatisticsPlan:
     """The table of this module. `needs_…`: what the loss itself uses; `has_mu`: the logits have a mean; `has_head`,
-    `has_hidden`: W, the hidden states are known."""
+    `has_hidden`: whether W and the hidden states are known."""
     more = level != "light"
     gain = has_head and (more or needs_gain)
     return StatisticsPlan(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,9 @@ def ids_and_seeds() -> tuple[list[Tensor], dict[str, Tensor]]:
     return ids, seeds
 
 
-def measured(model: Toy, head: OutputHead) -> tuple[InnerProducts, dict[str, Tensor], list[int]]:
+def measured(
+    model: Toy, head: OutputHead, whole: Collection[str] = (CE, "b", "c")
+) -> tuple[InnerProducts, dict[str, Tensor], list[int]]:
     """(inner products, gradients of the table at its used rows, calls of layers in every forward pass)."""
     ids, seeds = ids_and_seeds()
     products = InnerProducts()
@@ -103,7 +105,8 @@ def measured(model: Toy, head: OutputHead) -> tuple[InnerProducts, dict[str, Ten
         counts = [len(calls) for _, calls in passes]
         with torch.enable_grad():
             forwards = [(hidden_BND.flatten(0, 1), calls) for hidden_BND, calls in passes]
-        table_UD = BodyGradients(model, head, torch.unique(torch.cat(ids)), products).add_all(forwards, seeds)
+        rows_U = torch.unique(torch.cat(ids))
+        table_UD = BodyGradients(model, head, rows_U, products, whole).add_all(forwards, seeds)
     return products, table_UD, counts
 
 
@@ -169,6 +172,19 @@ def test_every_kind_of_stack(
     assert all("forward" not in vars(module) for module in model.modules())
     for parameter in model.parameters():
         assert bool((parameter.grad == 1).all()) if held and parameter.grad is not None else parameter.grad is None
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("whole", [(), (CE, "b")])
+def test_losses_outside_the_whole_model_have_the_same_table_and_no_body(whole: tuple[str, ...], shares: bool) -> None:
+    model, head = toy(shares=shares)
+    every, table_UD, _ = measured(model, head)
+    some, same_UD, _ = measured(model, head, whole)
+    assert table_UD.keys() == same_UD.keys()
+    assert all(torch.equal(table_UD[name], same_UD[name]) for name in table_UD)
+    for name in table_UD:
+        assert some.norm(name, ("body",)) == (every.norm(name, ("body",)) if name in whole else 0.0)
+    assert every.norm("c", ("body",)) > 0
 
 
 @pytest.mark.parametrize("shares", [False, True])

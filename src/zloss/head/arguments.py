@@ -61,7 +61,7 @@ class Targets:
     """w_t / N, 0 at ignored tokens."""
     reduction: Reduction
     denominator: Tensor
-    """N, by which both parts of the loss are divided (1 for "sum" and "none"); 0 if no token counts: then both parts are 0."""
+    """N, by which both parts of the loss are divided (1 for "sum" and "none"). If it is 0, both parts are 0."""
     denominator_name: DenominatorName
     shape: torch.Size
     """The shape of `target` as the caller passed it."""
@@ -97,8 +97,8 @@ class LossProblem:
     """Accumulates dW, which is then not returned."""
 
     @property
-    def vocab(self) -> int:
-        """Local rows of the vocabulary inside log Z."""
+    def local_rows(self) -> int:
+        """Rows of the vocabulary on this process, inside log Z."""
         return self.shard.rows
 
     @property
@@ -118,12 +118,12 @@ class LossProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadProblem(LossProblem):
-    """A validated head loss: z = logit_scale·(W[:vocab] u + b[:vocab]), softcapped if requested."""
+    """A validated head loss: z = logit_scale·(W[:local_rows] u + b[:local_rows]), softcapped if requested."""
 
     operand_names: ClassVar[tuple[str, ...]] = ("hidden_TD", "weight_VD", "bias_V")
     hidden_TD: Tensor
     weight_VD: Tensor
-    """All local rows, padding included; the first `vocab` are inside log Z."""
+    """All local rows, padding included; the first `local_rows` are inside log Z."""
     bias_V: Tensor | None
     nonfinite_mask_T: Tensor | None
     """Ignored tokens whose hidden state is not finite; they are zeroed so that no NaN reaches a gradient."""
@@ -143,7 +143,7 @@ class HeadProblem(LossProblem):
         """s·b of the rows inside log Z in compute precision, rounded first where autocast would; detached."""
         if self.bias_V is None:
             return None
-        bias_V = self.bias_V.detach()[: self.vocab]
+        bias_V = self.bias_V.detach()[: self.local_rows]
         bias_V = (bias_V if self.rounding is None else bias_V.to(self.rounding)).to(self.dtype)
         return bias_V * self.options.logit_scale
 
@@ -308,18 +308,19 @@ def _plan(options: HeadOptions, *, has_mu: bool, has_head: bool, has_hidden: boo
 
 @dataclass(frozen=True, kw_only=True)
 class LogitsProblem(LossProblem):
-    """A validated loss of logits: z = logit_scale·logits[:, :vocab], softcapped if requested. Its only product is E W, for
+    """A validated loss of logits: z = logit_scale·logits[:, :local_rows], softcapped if requested. Its only product is E W, for
     the gain."""
 
     operand_names: ClassVar[tuple[str, ...]] = ("logits_TV",)
     logits_TV: Tensor
-    """Padding columns included; the first `vocab` are inside log Z."""
+    """Padding columns included; the first `local_rows` are inside log Z."""
     weight_VD: Tensor | None
     """The head, for the gain; it gets no gradient."""
     layout: TokenLayout | None = None
-    """How the tokens are divided, if each rank has some of them; the targets are theirs, with the weights 1/N of all."""
+    """How the tokens are divided, if each rank has some of them; `targets` then covers local tokens only, weighted by the
+    global 1/N."""
     valid_T: Tensor
-    """Of all tokens; those of the targets, unless each rank has some of the tokens."""
+    """Validity of all tokens; equal to `targets.valid_T` unless tokens are sharded."""
 
     @property
     def through_source(self) -> bool:
@@ -407,8 +408,8 @@ def prepare_targets(
     w_t / N with N = Σ w_t over valid tokens for "mean", or the explicit global `normalizer`; 1 for "sum" and "none".
     If N = 0 (all tokens ignored, weights that sum to 0, or a normalizer of 0) every weight is 0 instead of 0/0: the loss is
     0 and all gradients are zeros. Values computed at an ignored token stay out of the loss (`Targets.weighted`) and of the
-    coefficients (`TokenLoss.weighted`); nonfinite ones are replaced by 0 in the hidden states (`prepare_head`) and in E
-    (`TorchRows.statistics`). The head itself has to be finite.
+    coefficients (`TokenLoss.exp_coefficients`); nonfinite ones are replaced by 0 in the hidden states (`prepare_head`) and in E
+    (`TorchRows.statistics`). The head itself has to be finite. There is no early exit: gradients are zero tensors, not None.
     """
     if target.is_floating_point() and target.dim() == len(leading) + 1:
         raise DtypeError(

@@ -1,8 +1,8 @@
 """The chunked losses: one [chunk, V] buffer, every objective at the cost of cross-entropy, on any device.
 
 Per chunk of C tokens: logits → row sums and E = exp(z − m) → statistics → the objective's coefficients (a, b, g) →
-gradients. From hidden states that takes three matrix products, h Wᵀ, E W (for dh and the gain) and Eᵀ(x∘h) with
-x = w·a/S (for dW):
+gradients. From hidden states that takes three matrix products, h Wᵀ with h = s·u and the logit scale s, E W (for dh and the
+gain) and Eᵀ(x∘h) with x = w·a/S (for dW):
 
     dh_t = w_t (a_t · Wᵀp_t − b_t · W[y_t] − g_t · w̄)
     dW   = Σ_t w_t (a_t p_t − b_t onehot(y_t)) u_tᵀ − (1/V) 1 (Σ_t w_t g_t u_t)ᵀ
@@ -81,7 +81,7 @@ class ChunkedRun:
     auxiliary_T: Tensor
     stats: TokenStats
     all_have_exp: bool
-    """Every token is known to have a distribution; `check_rows` need not look."""
+    """Every token is known to have a distribution, so `check_rows` can be skipped."""
     gradients: tuple[Tensor | None, ...]
     """One per operand of the loss; None if it is not wanted."""
 
@@ -107,7 +107,7 @@ def _with_own_coefficients(problem: LossProblem) -> LossProblem:
 
 
 def _traced_loss(problem: HeadProblem | LogitsProblem, work: RowWork | None) -> LossParts:
-    """The same in a compiled or exported graph, where an op attaches the gradients that the pass has formed.
+    """`chunked_loss` in a compiled or exported graph, where a custom op attaches the gradients already computed.
 
     Per-token losses are those of logits, whose gradient at a token is in proportion to its upstream gradient. What will
     require a gradient in an exported graph is not known, so all gradients are formed there.
@@ -199,8 +199,8 @@ def wanted_gradients(operands: tuple[Tensor | None, ...], *, grad_enabled: bool)
 
 
 def stored_gradient(grad: Tensor | None, like: Tensor | None) -> Tensor | None:
-    """A gradient as it waits for backward: bf16 in bf16, as small as the parameter; fp16 in fp32, because the loss scale
-    that keeps it from underflowing comes in backward."""
+    """Cast a gradient for storage until backward: bf16 stays bf16, as small as the parameter; fp16 is kept in fp32, because
+    the loss scale that keeps it from underflowing comes in backward."""
     if grad is None or like is None:
         return None
     return grad if like.dtype == torch.float16 else grad.to(like.dtype)
@@ -281,7 +281,7 @@ class Chunk(NamedTuple):
     stats: TokenStats
     loss: TokenLoss
     counted_C: Tensor | None
-    """Which tokens count; None if all do."""
+    """The valid tokens, `stats.valid`; None if all of them are."""
     hidden_CD: Tensor | None
     """s·u: the logit scale s is on the hidden states, which are narrower than the logits. None for given logits."""
     target_slope_C: Tensor | None
@@ -293,9 +293,9 @@ class Chunk(NamedTuple):
     mean_row_D: Tensor | None
     """w̄."""
 
-    def weighted(self, weight_T: Tensor, part: Part = "total") -> Coefficients:
+    def exp_coefficients(self, weight_T: Tensor, part: Part = "total") -> Coefficients:
         """The coefficients of E and onehot(y), weighted by `weight_T` (reduction and upstream gradient)."""
-        return self.loss.weighted(at_tokens(weight_T, self.tokens), self.counted_C, self.sums.sum_C, part)
+        return self.loss.exp_coefficients(at_tokens(weight_T, self.tokens), self.counted_C, self.sums.sum_C, part)
 
 
 def at_tokens(x_T: Tensor, tokens: slice) -> Tensor:
@@ -331,11 +331,13 @@ def run_chunks(
             all_have_exp &= chunk.rows.all_have_exp
             kept.append((cross_entropy_C, auxiliary_C, chunk.stats))
             if through_source and (gradients is not None or grad_TV is not None):
-                source_CV = chunk_source(work, problem.shard, chunk, chunk.weighted(weight_T), through_softcap=True)
+                source_CV = chunk_source(
+                    work, problem.shard, chunk, chunk.exp_coefficients(weight_T), through_softcap=True
+                )
                 if gradients is not None:
                     gradients.add_source(chunk, source_CV)
                 elif grad_TV is not None:
-                    grad_TV[chunk.tokens, : problem.vocab] = source_CV if scale == 1 else source_CV.mul_(scale)
+                    grad_TV[chunk.tokens, : problem.local_rows] = source_CV if scale == 1 else source_CV.mul_(scale)
             elif gradients is not None:
                 gradients.add(chunk)
         del chunk  # frees the V-wide buffers before a gradient is copied to 16 bits
@@ -368,8 +370,8 @@ def row_plan(problem: HeadProblem | LogitsProblem) -> ProductPlan:
 
 
 def head_products(problem: HeadProblem | LogitsProblem) -> HeadProducts | None:
-    """The head in the problem's products; None if there is none, or given logits do not need it."""
-    weight_VD, vocab = problem.weight_VD, problem.vocab
+    """`HeadProducts` of the problem's head; None without a head, or if given logits do not need it."""
+    weight_VD, vocab = problem.weight_VD, problem.local_rows
     if weight_VD is None or (isinstance(problem, LogitsProblem) and not problem.plan.gain):
         return None
     inside_VD = weight_VD if weight_VD.shape[0] == vocab else weight_VD[:vocab]

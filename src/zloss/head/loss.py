@@ -52,7 +52,7 @@ class HeadLossOutput:
     """The Z part, detached."""
     stats: TokenStats
     denominator: Tensor
-    """N, by which both parts were divided (1 for "sum" and "none"); 0 if no token counts: then both parts are 0."""
+    """N, by which both parts were divided (1 for "sum" and "none"). If it is 0, both parts are 0."""
     denominator_name: DenominatorName
     """What N counts."""
 
@@ -209,7 +209,7 @@ def _compute_logits_loss(
     problem = prepare_logits(
         logits, target, weight, options, token_weight=token_weight, normalizer=normalizer, group=group
     )
-    # The row ops of Triton form the gradient of whole rows; a rank's columns go through the chunks on any device.
+    # Triton's row kernels need complete rows, so a rank that holds only some columns uses the chunked backend anywhere.
     whole = problem.shard.whole
     backend = resolve_backend(options.backend, logits.device, problem.dtype) if whole else "chunked"
     parts = _parts(problem, backend)
@@ -219,7 +219,7 @@ def _compute_logits_loss(
 
 
 def _parts(problem: HeadProblem | LogitsProblem, backend: ChosenBackend) -> LossParts:
-    """What a backend makes of the problem."""
+    """Run the backend on the problem."""
     if backend == "dense":
         return dense_loss(problem)
     if backend == "triton":
@@ -260,9 +260,9 @@ def _output(
 def outside_compile(function: Callable[P, R], unless: Callable[P, bool] | None = None) -> Callable[P, R]:
     """Keep a function out of torch.compile's trace: compiled code around it breaks its graph there and continues after it.
 
-    Checks that read values and buffers that are written in place cannot be traced. `unless` accepts the arguments of calls
-    that can be, and that join the compiled graph. `torch.compiler.disable` imports torch._dynamo when it decorates, which
-    takes seconds, so it is called only once torch._dynamo has been imported by the code that compiles.
+    Checks that read values and buffers that are written in place cannot be traced. `unless` returns True for calls that can
+    be traced; these join the compiled graph. `torch.compiler.disable` imports torch._dynamo when it decorates, which takes
+    seconds, so it is called only once torch._dynamo has been imported by the code that compiles.
     """
     untraced: list[Callable[P, R]] = []
 
@@ -280,7 +280,7 @@ def outside_compile(function: Callable[P, R], unless: Callable[P, bool] | None =
 
 
 def _is_traceable(*tensors: Tensor | None) -> bool:
-    """Whether a compiler may trace a loss of these tensors: with DTensors, ranks compare their arguments."""
+    """True if a compiler may trace a loss of these tensors: not with DTensors, whose ranks compare their arguments."""
     return not any(is_dtensor(tensor) for tensor in tensors)
 
 

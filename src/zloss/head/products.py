@@ -142,7 +142,7 @@ _COPY_EXPONENT = 15
 
 
 class HeadProducts:
-    """h Wᵀ, E W, Eᵀx, W[y] and w̄ of a head W [V, D], as a plan says.
+    """h Wᵀ, E W, Eᵀx, W[y] and w̄ of a head W [V, D], computed according to a `ProductPlan`.
 
     A head that is already in the dtype of its products is used as it is; otherwise it is converted one block of the
     vocabulary at a time, so no second copy of the whole head exists in compute precision.
@@ -308,9 +308,9 @@ class HeadGradients:
         dh_t = s (x_t E_t W − b_t W[y_t] − g_t w̄)
         dW   = Σ_t (x_t E_t − b_t onehot(y_t)) (s u_t)ᵀ − (1/V) 1 (Σ_t g_t s u_t)ᵀ,    db likewise with 1 for u_t
 
-    s is the logit scale, which the chunk's hidden states already carry. x, b and g are the a, b and g of `TokenLoss.weighted`:
-    x = w·a/S, because it multiplies E = S·p; b and g include w. The Z-loss has no separate term: on the row of the target
-    x·E_y − b = w(a·p_y − 1), which tends to w(a − 1) for a confident token.
+    s is the logit scale, which the chunk's hidden states already carry. x, b and g are the a, b and g of
+    `TokenLoss.exp_coefficients`: x = w·a/S, because it multiplies E = S·p; b and g include w. The Z-loss has no separate
+    term: on the row of the target x·E_y − b = w(a·p_y − 1), which tends to w(a − 1) for a confident token.
 
     In 16 bits the product for dW takes round(x∘h), which loses much of what distinguishes a from 1: a Z-loss of λ = 1e-4 changes
     a by 2e-3, four times the largest rounding error of fp16. So on the rows of the target and of the largest logit, where E is
@@ -342,7 +342,7 @@ class HeadGradients:
             if self._dweight_VD is None:
                 self._dweight_VD = torch.empty(shape_VD, dtype=dtype, device=device)
             elif self._factor_unit is not None:
-                self._dweight_VD[: problem.vocab].mul_(self._factor_unit)
+                self._dweight_VD[: problem.local_rows].mul_(self._factor_unit)
         self._uniform_D: Tensor | None = None
         """Σ_t g_t u_t."""
         self._uniform: Tensor | None = None
@@ -352,7 +352,7 @@ class HeadGradients:
 
     def add(self, chunk: Chunk) -> None:
         """Add the gradients of a chunk; its E W is consumed."""
-        whole = chunk.weighted(self._weight_T)
+        whole = chunk.exp_coefficients(self._weight_T)
         assert whole.b is not None
         assert chunk.hidden_CD is not None
         if chunk.target_slope_C is not None:
@@ -363,15 +363,15 @@ class HeadGradients:
         if self._wants_hidden:
             self._add_hidden(chunk, whole, local)
         if self._dweight_VD is not None:
-            if self._problem.vocab:
-                self._add_weight(chunk, chunk.hidden_CD, local.a, local.b, self._dweight_VD[: self._problem.vocab])
+            if self._problem.local_rows:
+                self._add_weight(chunk, chunk.hidden_CD, local.a, local.b, self._dweight_VD[: self._problem.local_rows])
             self._dweight_unset = False
             if local.g is not None:
                 uniform_D = local.g @ chunk.hidden_CD
                 self._uniform_D = uniform_D if self._uniform_D is None else self._uniform_D + uniform_D
         if self._dbias_V is not None:
-            if self._problem.vocab:
-                self._add_bias(chunk, local.a, self._dbias_V[: self._problem.vocab])
+            if self._problem.local_rows:
+                self._add_bias(chunk, local.a, self._dbias_V[: self._problem.local_rows])
                 self._dbias_V.index_add_(0, chunk.index_C, local.b, alpha=-1)
             if local.g is not None:
                 uniform = local.g.sum()
@@ -379,7 +379,7 @@ class HeadGradients:
 
     def add_source(self, chunk: Chunk, source_CV: Tensor) -> None:
         """Add the gradients of a chunk from its source δ [C, V] at the logits before any softcap: δW, δᵀh and Σ_t δ_t."""
-        inside = slice(self._problem.vocab)
+        inside = slice(self._problem.local_rows)
         if self._wants_hidden:
             self._place_hidden(chunk.tokens, self._head.back_project(source_CV), partial=not self._problem.shard.whole)
         if self._dweight_VD is not None:
@@ -397,7 +397,7 @@ class HeadGradients:
         assert b_C is not None
         grad_CD = chunk.projected_CD.mul_(a_C.unsqueeze(1))
         target_rows_CD = chunk.target_rows_CD
-        if target_rows_CD is None and self._problem.vocab:
+        if target_rows_CD is None and self._problem.local_rows:
             target_rows_CD = self._head.select(chunk.index_C)
         if target_rows_CD is not None:
             grad_CD.addcmul_(target_rows_CD, b_C.unsqueeze(1), value=-1)
@@ -425,7 +425,8 @@ class HeadGradients:
     def _add_weight(self, chunk: Chunk, hidden_CD: Tensor, x_C: Tensor, b_C: Tensor, total_VD: Tensor) -> None:
         """Add Eᵀ(x∘h) − onehotᵀ(b∘h) to dW; x = w·a/S multiplies h, because E is V wide.
 
-        The Z gradient of a confident token is what this difference leaves on the row of the target.
+        The Z gradient of a confident token is what this difference leaves on the row of the target; `_finished_weight`
+        subtracts the part along 1/V. Under softcap with label smoothing the source is formed first (`add_source`).
         """
         e_CV, max_index_C, index_C = chunk.rows.e_CV, chunk.rows.sums.max_index_C, chunk.index_C
         hidden_CD = hidden_CD if self._factor_unit is None else hidden_CD * self._factor_unit
@@ -482,7 +483,7 @@ class HeadGradients:
         if self._dweight_unset:
             self._dweight_VD.zero_()
         problem, unit, out_VD = self._problem, self._factor_unit, self._dweight_VD
-        buffer, vocab = problem.weight_grad_buffer, problem.vocab
+        buffer, vocab = problem.weight_grad_buffer, problem.local_rows
         if self._uniform_D is not None or unit is not None:
             if buffer is None and problem.weight_VD.dtype == torch.bfloat16:
                 out_VD = torch.empty_like(self._dweight_VD, dtype=torch.bfloat16)

@@ -27,10 +27,10 @@ def dense_loss(problem: HeadProblem | LogitsProblem) -> LossParts:
         if isinstance(problem, HeadProblem):
             logits_TV, stats = dense_head_logits(problem)
             return _dense_loss(_without_ignored(logits_TV, targets), targets, options, stats)
-        inside_TV = problem.logits_TV[:, : problem.vocab].to(problem.dtype)
+        inside_TV = problem.logits_TV[:, : problem.local_rows].to(problem.dtype)
         with torch.no_grad():
             whole_TV = _final_logits(inside_TV, options)
-            head_VD = None if problem.weight_VD is None else problem.weight_VD[: problem.vocab].to(problem.dtype)
+            head_VD = None if problem.weight_VD is None else problem.weight_VD[: problem.local_rows].to(problem.dtype)
             stats = _dense_stats(whole_TV, targets, options, problem.plan, head_VD)
             check_mean(whole_TV.mean(dim=1) if options.uses_mean else None, targets.valid_T, options)
         inside_TV = _without_ignored(inside_TV, targets)
@@ -72,8 +72,8 @@ def _dense_loss(logits_TV: Tensor, targets: Targets, options: HeadOptions, stats
 def dense_head_logits(problem: HeadProblem) -> tuple[Tensor, TokenStats]:
     """z = s(Wu + b), softcapped, [T, V] with gradient; and its statistics."""
     hidden_TD = _operand(problem.hidden_TD, problem)
-    weight_VD = _operand(problem.weight_VD[: problem.vocab], problem)
-    bias_V = None if problem.bias_V is None else _operand(problem.bias_V[: problem.vocab], problem)
+    weight_VD = _operand(problem.weight_VD[: problem.local_rows], problem)
+    bias_V = None if problem.bias_V is None else _operand(problem.bias_V[: problem.local_rows], problem)
     logits_TV = _final_logits(F.linear(hidden_TD, weight_VD, bias_V), problem.options)
     with torch.no_grad():
         shift_T = None

@@ -54,7 +54,7 @@ class RowPass:
     """E = exp(z − m), times the slope of the softcap if there is one, as the products with W and h use it: in compute
     precision, or in 16 bits times the scale of the product plan."""
     buffer_CV: Tensor
-    """What the same RowWork forms a source from: E, or the logits themselves."""
+    """The buffer this RowWork builds a source from: E, or the logits themselves."""
     slope_CV: Tensor | None = None
     """The slope of the softcap, if it is kept."""
     all_have_exp: bool = False

@@ -1,4 +1,4 @@
-"""Heads whose vocabulary is divided over ranks, and logits whose tokens are.
+"""Heads sharded over the vocabulary, and logits sharded over tokens.
 
 Rank r holds the rows [start, start + rows) of W and has E_r = exp(z − m_r) with its local maximum m_r. Per chunk of tokens,
 with m = max_r m_r and the factor f_r = exp(m_r − m):
@@ -9,7 +9,7 @@ and log Z = m + log S. `join_row_sums` needs one MAX and one SUM over ranks of a
 argmax is requested. E_r is not rescaled: f_r goes into the coefficients. dW is local. dh is summed over ranks; with the
 gain, which needs all of Wᵀp, E W and W[y] are summed instead. Nothing V-wide ever moves.
 
-A vocabulary on one process is the shard of a group of one, without any collective.
+A vocabulary on one process is a shard with `group=None`: no collectives.
 
 Axes: T tokens of all ranks, C tokens of a chunk, D width.
 """
@@ -117,8 +117,8 @@ def join_row_sums(
 ) -> tuple[RowSums, RankShare]:
     """Row sums over the whole vocabulary from those of every rank: one MAX, one SUM, and one MAX for the arg max.
 
-    `drop`: whether the sum for the entropy is needed, which the Triton kernels always have and a rank without rows has not;
-    `argmax`: whether the column of the largest logit is.
+    `drop`: whether to join the sum for the entropy (the Triton kernels always return it, a rank without rows only on
+    request); `argmax`: whether to join the column of the largest logit.
     """
     if has_target_C is None:  # one process holds the whole vocabulary
         return sums, RankShare()
@@ -192,7 +192,7 @@ def agree_on_shards(
 
 
 def _options_fingerprint(options: HeadOptions) -> int:
-    """Of tensor coefficients only that they are tensors: each rank has its own device, and reading a value would wait for it."""
+    """Tensor coefficients enter only as "tensor": each rank has its own device, and reading a value would synchronize."""
     objective = options.objective
     values = {field.name: getattr(objective, field.name) for field in fields(objective)}  # type: ignore[arg-type]
     plain = {name: "tensor" if isinstance(value, Tensor) else value for name, value in values.items()}

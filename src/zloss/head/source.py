@@ -93,10 +93,10 @@ def head_source(
 
 @torch.no_grad()
 def _chunked_source(problem: HeadProblem, part: Part, work: RowWork) -> Tensor:
-    out_TV = problem.hidden_TD.new_zeros((problem.hidden_TD.shape[0], problem.vocab), dtype=problem.dtype)
+    out_TV = problem.hidden_TD.new_zeros((problem.hidden_TD.shape[0], problem.local_rows), dtype=problem.dtype)
     for chunk in chunks(problem, back_projection=False, work=work):
         check_rows(chunk.stats)
-        weighted = chunk.weighted(problem.targets.weight_T, part)
+        weighted = chunk.exp_coefficients(problem.targets.weight_T, part)
         out_TV[chunk.tokens] = chunk_source(work, problem.shard, chunk, weighted, through_softcap=False)
     return out_TV
 
@@ -129,8 +129,8 @@ def head_gradient_rows(
     scale_T1 = hidden_TD.new_full((hidden_TD.shape[0], 1), scale)
     bias_V = problem.scaled_bias()
     step = max(1, _BLOCK_BYTES // (max(1, hidden_TD.shape[0]) * problem.dtype.itemsize))
-    for start in range(0, problem.vocab, step):
-        rows = slice(start, min(start + step, problem.vocab))
+    for start in range(0, problem.local_rows, step):
+        rows = slice(start, min(start + step, problem.local_rows))
         # Operands are already rounded to the autocast dtype; from there on nothing may be rounded again.
         with without_autocast(hidden_TD.device.type):
             p_TR = hidden_TD.new_empty((hidden_TD.shape[0], rows.stop - rows.start))
@@ -147,7 +147,7 @@ def head_gradient_rows(
             here_T = (index_T >= rows.start) & (index_T < rows.stop)
             local = index_T[here_T] - rows.start
             slope = None if slope_TR is None else slope_TR[here_T, local]
-            at_rows = partial(_gradient_at_rows, p_TR, here_T, local, slope, problem.vocab)
+            at_rows = partial(_gradient_at_rows, p_TR, here_T, local, slope, problem.local_rows)
             gradients = {
                 name: HeadGradientRows(
                     at_rows(coefficients, hidden_TD),

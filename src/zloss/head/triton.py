@@ -35,7 +35,7 @@ def triton_loss(problem: HeadProblem | LogitsProblem) -> LossParts:
 
 def _logits_loss(problem: LogitsProblem) -> LossParts:
     """The loss of all rows at once, with gradient to the logits: one pass for the statistics, one for the gradient."""
-    options, targets, vocab, plan = problem.options, problem.targets, problem.vocab, problem.plan
+    options, targets, vocab, plan = problem.options, problem.targets, problem.local_rows, problem.plan
     valid_T, scale = targets.valid_T, options.logit_scale
     with without_autocast(problem.logits_TV.device.type):
         logits_TV = problem.logits_TV.detach()
@@ -69,7 +69,7 @@ def _logits_loss(problem: LogitsProblem) -> LossParts:
         loss = token_loss(replace(stats, mu=mean_T), options.objective, options.label_smoothing)
 
         ce_T, aux_T = targets.weighted(loss.cross_entropy), targets.weighted(loss.auxiliary)
-        weighted = loss.weighted(scale * targets.weight_T, None if targets.all_valid else valid_T, sum_T)
+        weighted = loss.exp_coefficients(scale * targets.weight_T, None if targets.all_valid else valid_T, sum_T)
         a_T, b_T, g_T = weighted.filled()
         loss_T = row_loss(
             problem.logits_TV,

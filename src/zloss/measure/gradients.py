@@ -10,7 +10,8 @@ over the whole model on request. No gradient of the model is kept, and `.grad` i
    passes, reduce them to inner products in fp64, and drop them.
 4. The gradients of the head itself, a block of vocabulary rows at a time.
 
-Cost below the head, in forward passes: 1 for the pass, 1 for the recomputation, 2 for each seed.
+Cost below the head, in forward passes: 1 for the pass, 1 for the recomputation, 2 for each seed, 1 for a seed that only needs
+the input path of a tied table.
 Scaling: gradients are mean-reduced over the T predictions (w = 1/T), coefficients included.
 Axes: B blocks, N positions, T = B·N predictions, U rows of a tied table that the blocks read, D width, L layers.
 """
@@ -90,14 +91,10 @@ def diagnostic_gradients(
         extra={"norms": norms | {f"{name}_model": products.norm(name, MODEL) for name in (CE, RAW)}},
     )
     paths = {coordinate: products.paths(name) for coordinate, name in (("raw", RAW), ("centered", CENTERED))}
-    tied, ce_norm = products.paths(planned), products.norm(CE)
-    shares = {
-        "r_z": products.against_ce(planned).r_z,
-        "r_z_model": products.against_ce(planned, MODEL).r_z,
-        "input_path": tied.input_norm / ce_norm
-        if tied is not None and tied.input_norm is not None and ce_norm
-        else None,
-    }
+    tied, ce = products.paths(planned), products.norm(CE)
+    into = None if tied is None or tied.input_norm is None or not ce else tied.input_norm / ce
+    r_z, r_z_model = (products.against_ce(planned, parts).r_z for parts in (HEAD, MODEL))
+    shares = {"r_z": r_z, "r_z_model": r_z_model, "input_path": into}
     return info, {coordinate: found for coordinate, found in paths.items() if found is not None}, shares
 
 
@@ -178,10 +175,11 @@ def objective_gradients(
             forwards = [(blocks.counted(hidden_BND).flatten(0, 1), calls) for hidden_BND, calls in passes]
         problem = measurement.problem(torch.cat([hidden_TD.detach() for hidden_TD, _ in forwards]), target_T)
         sources, seeds_TD, log_z_T = gradient_seeds(measurement, problem, objectives)
-        # Below an untied head only the whole-model numbers need a backward pass.
-        below = (CE, *objectives) if head.tied else (CE, *whole_model) if whole_model else ()
+        # Below the head, losses outside `whole_model` have only the input path of a tied table.
+        whole = (CE, *whole_model) if whole_model else ()
+        below = (CE, *objectives) if head.tied else whole
         used_TD = {name: seeds_TD[name] for name in below}
-        body = BodyGradients(model, head, rows_U, products)
+        body = BodyGradients(model, head, rows_U, products, whole)
         table_UD = body.add_all(forwards, used_TD, after_layer=lambda: step.advance(1)) if below else {}
         add_head_gradients(products, problem, log_z_T, sources, table_UD, rows_U if head.tied else None)
         step.advance(1)
@@ -200,14 +198,12 @@ def gradient_seeds(
     columns: dict[str, Any] = {f.name: [getattr(part, f.name) for part, _, _ in chunks] for f in fields(TokenStats)}
     columns = {name: torch.cat(v) if isinstance(v[0], Tensor) else v[0] for name, v in columns.items()}
     stats = TokenStats(**columns)
-    shape_TD, slopes = (
-        torch.cat([shape for _, _, shape in chunks]),
-        [slope for _, slope, _ in chunks if slope is not None],
-    )
+    shape_TD = torch.cat([shape for _, _, shape in chunks])
+    slopes = [slope for _, slope, _ in chunks if slope is not None]
     weight = 1.0 / max(1, len(shape_TD))
     one_T = torch.full_like(stats.log_s, weight)
     target_T = measurement.head.logit_scale * (one_T * torch.cat(slopes) if slopes else one_T)
-    head = HeadProducts(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding)
+    head = HeadProducts(problem.weight_VD[: problem.local_rows], problem.dtype, problem.rounding)
     sources = {CE: Coefficients(one_T, one_T)}
     seeds_TD = {CE: weight * shape_TD - target_T.unsqueeze(1) * head.select(problem.targets.index_T)}
     for name, objective in objectives.items():
@@ -253,15 +249,20 @@ def add_head_gradients(
 
 
 class BodyGradients:
-    """Every loss back through the layers, last to first; a parameter's gradient is reduced after its last use by a layer."""
+    """Every loss back through the layers, last to first; a parameter's gradient is reduced after its last use by a layer.
 
-    def __init__(self, model: nn.Module, head: OutputHead, rows_U: Tensor, products: InnerProducts) -> None:
+    The losses in `whole` have gradients of all parameters, the others only of a tied table.
+    """
+
+    def __init__(
+        self, model: nn.Module, head: OutputHead, rows_U: Tensor, products: InnerProducts, whole: Collection[str]
+    ) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         inside = {id(module) for layer in decoder_layers(model) for module in layer.modules()}
         self._outside = {id(p) for m in model.modules() if id(m) not in inside for p in m.parameters(recurse=False)}
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         tied = (p for p in self._parameters if head.tied and p.data_ptr() == head.weight_VD.data_ptr())
-        self._table, self._rows_U, self._products = next(tied, None), rows_U, products
+        self._table, self._rows_U, self._products, self._whole = next(tied, None), rows_U, products, whole
         self._sums: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)  # by identity of a tensor, then by loss
         self._reduced: set[int] = set()
 
@@ -314,15 +315,17 @@ class BodyGradients:
                 self._go_back([(tensor, adjoint)], [x for earlier in calls for x in earlier.outputs], keep=True)
             else:
                 for name, grad in adjoint.items():
-                    self.add(tensor, name, grad)
+                    if name in self._whole or tensor is self._table:
+                        self.add(tensor, name, grad)
 
     def _go_back(
         self, outputs: Sequence[tuple[Tensor, Mapping[str, Tensor]]], leaves: Sequence[Tensor], *, keep: bool = False
     ) -> None:
         """Every loss from `outputs` with their adjoints to the parameters and to `leaves`."""
         tensors, names = [x for x, _ in outputs], list(outputs[0][1]) if outputs else []
-        wanted = [*leaves, *self._parameters]
+        table = [] if self._table is None else [self._table]
         for name in names:
+            wanted = [*leaves, *(self._parameters if name in self._whole else table)]
             given = [adjoint[name] for _, adjoint in outputs]
             retain = keep or name != names[-1]
             found = autograd.grad(tensors, wanted, given, retain_graph=retain, allow_unused=True)

@@ -107,7 +107,7 @@ def token_chunks(
 ) -> Iterator[tuple[slice, dict[str, Array], Tensor]]:
     """(which tokens, their float columns, Wᵀp [C, D]), chunk by chunk, from two products with the head."""
     problem = measurement.problem(hidden_TD, target_T)
-    head = HeadProducts(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding)
+    head = HeadProducts(problem.weight_VD[: problem.local_rows], problem.dtype, problem.rounding)
     mean_row_D, scale = measurement.mean_row_D, measurement.head.logit_scale
     for chunk, shape_CD in shaped_chunks(problem):
         assert isinstance(chunk.tokens, slice)  # a measurement holds all its tokens

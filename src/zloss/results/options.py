@@ -23,9 +23,9 @@ SMOLLM2 = "smollm2"
 BosPolicy = Literal["auto", "yes", "no"]
 """A BOS token at the start of every block: if the tokenizer itself would add one, always, or never."""
 DtypeName = Literal["fp32", "fp64", "bf16"]
+"""Precision of a model's weights and activations."""
 LogitStorage = Literal["bf16", "fp16", "fp32"]
 """Precision in which a training stack stores its logits."""
-"""Precision of a model's weights and activations."""
 DeviceMap = Literal["auto"]
 """How the layers of a model are placed: by accelerate, on all devices of the machine, its memory and its disk."""
 CorpusName = Literal["pydoc", "wikitext-103", "fineweb-edu"]
