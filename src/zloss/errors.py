@@ -52,7 +52,7 @@ class UnknownNameError(InputError):
     """A name that is not known; the message suggests the nearest known one."""
 
     def __init__(self, kind: str, got: object, known: Iterable[str], *, alike: float = 0.5) -> None:
-        """`alike` is how near the suggested name is at least, from 0 to 1."""
+        """`alike`: minimum similarity of the suggested name, from 0 to 1."""
         known = list(known)
         near = difflib.get_close_matches(str(got), known, n=1, cutoff=alike)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -92,7 +92,7 @@ class TrainingAlertError(ZlossError):
 
 
 class CorpusError(InputError):
-    """A text that cannot be found, read, or is too short."""
+    """A text that cannot be found or read, or that is too short."""
 
 
 class OutputError(ZlossError, OSError):
@@ -171,6 +171,6 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first sentence-like line of somebody else's error, without its final stop."""
+    """The first sentence-like line of another library's error, without its final period."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:300].rstrip(".:")

@@ -47,7 +47,7 @@ def test_ce_and_z_are_apart_and_evaluation_is_ce(answer: dict[str, Any]) -> None
         "a short mask in the report": "to have b·s = 3·8 = 24 entries, like `labels`, but has 23.",
         "a short mask in the loss": "to have b·s = 3·8 = 24 entries, like `labels`, but has 23.",
         "a tied embedding that Megatron would drop": "set `weight.zero_out_wgrad = True`",
-        "a bias": "an output layer without bias: pass fused=False",
+        "a bias": "an output layer without a bias: pass fused=False",
         "labels of padding": "`labels` holds the index 60",
         "another reduction": "but got 'mean'",
         "not Megatron": "UnsupportedModelError: Linear has no `compute_language_model_loss`: a LanguageModule of megatron-core "
@@ -55,7 +55,7 @@ def test_ce_and_z_are_apart_and_evaluation_is_ce(answer: dict[str, Any]) -> None
         "twice": "this GPTModel already has a Z-loss",
         "an adapter": "but got Adapter with defer_embedding_wgrad_compute=False: pass fused=False",
         "overlapped experts": "`overlap_moe_expert_parallel_comm`",
-        "labels [s, b]": "ShapeError: `labels` is expected to be [b, s] = [3, 8], as `input_ids`, but got [8, 3]",
+        "labels [s, b]": "ShapeError: `labels` is expected to be [b, s] = [3, 8], like `input_ids`, but got [8, 3]",
         "labels [s, b] with b = s": "its transpose holds the next tokens",
         "a sum without a mask": "pass `loss_mask` to the model",
     }.items(),

@@ -157,7 +157,7 @@ class RouterScale:
     to: str | None = None
     """The convention to convert to; without it, only the table is printed."""
     layers: int = 16
-    """Number of MoE layers L (both stacks of an encoder-decoder). The defaults of L and k are those of OLMoE-7B."""
+    """Number of MoE layers L (both stacks of an encoder-decoder). L and k default to those of OLMoE-7B."""
     top_k: int = 8
     """Experts per token k."""
     tokens: int = 4096

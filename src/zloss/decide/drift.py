@@ -46,8 +46,8 @@ class DriftLimits(Limits):
     """CE is still between two checkpoints when the 95 % interval of its paired change stays within this share of PPL: the
     tolerance of the quality gate."""
     least_ratio: float = 0.1
-    """A number moves only when it changes by more than this share of the smaller of its two values, its noise over the text
-    subtracted."""
+    """A number moves only when it changes by more than this share of the smaller of its two values, after its noise over
+    the text is subtracted."""
     least_nats: float = 1.0
     """p99 |μ|, rms μ and P_Z^99.9 move only when they change by more than this, in nats: at λ = 1e-4 a violation of one nat
     adds 1e-4 nat to the loss."""

@@ -214,7 +214,7 @@ REMEDIES = {
 
 
 def remedies_for(findings: Sequence[str]) -> str:
-    """One sentence with the remedy of each finding, each once, the gravest first; a finding without one is named."""
+    """One sentence with the remedy of each finding, each once, the most serious first; a finding without one is named."""
     known = [remedy for finding, remedy in REMEDIES.items() if finding in findings]
     unknown = [f"mend {finding}" for finding in findings if finding not in REMEDIES]
     return sentence(*dict.fromkeys([*known, *unknown])).removesuffix(".")

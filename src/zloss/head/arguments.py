@@ -1,7 +1,7 @@
 """From the arguments of a public call to a validated problem: tensors checked once, tokens flattened to one axis.
 
 Here a loss gets its denominator, which cross-entropy and auxiliary share (`prepare_targets`). `prepare_head` and
-`prepare_logits` raise what can be known from the arguments before anything is computed. Two checks need results:
+`prepare_logits` raise every error that the arguments alone reveal, before anything is computed. Two checks need results:
 `check_mean` while the chunks run and `check_rows` after them. Checks that read values run on the CPU only.
 
 Axes: T tokens, V vocabulary rows inside log Z, D width.
@@ -79,7 +79,7 @@ class Targets:
 
 @dataclass(frozen=True, kw_only=True)
 class LossProblem:
-    """A validated loss: what those of hidden states and of logits share."""
+    """A validated loss: what losses of hidden states and losses of logits share."""
 
     operand_names: ClassVar[tuple[str, ...]]
     """The fields by which the loss is differentiated."""
@@ -317,9 +317,10 @@ class LogitsProblem(LossProblem):
     weight_VD: Tensor | None
     """The head, for the gain; it gets no gradient."""
     layout: TokenLayout | None = None
-    """How the tokens are divided, if each rank has some of them; the targets are theirs, with the weights 1/N of all."""
+    """How the tokens are divided, if each rank has some of them; the targets are then local, weighted by 1/N with N over
+    all ranks."""
     valid_T: Tensor
-    """Of all tokens; those of the targets, unless each rank has some of the tokens."""
+    """Over all tokens; the same as for the targets, unless each rank has some of the tokens."""
 
     @property
     def through_source(self) -> bool:

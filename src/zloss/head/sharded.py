@@ -192,7 +192,7 @@ def agree_on_shards(
 
 
 def _options_fingerprint(options: HeadOptions) -> int:
-    """Of tensor coefficients only that they are tensors: each rank has its own device, and reading a value would wait for it."""
+    """Tensor coefficients enter only as "tensor": each rank has its own device, and reading a value would wait for it."""
     objective = options.objective
     values = {field.name: getattr(objective, field.name) for field in fields(objective)}  # type: ignore[arg-type]
     plain = {name: "tensor" if isinstance(value, Tensor) else value for name, value in values.items()}

@@ -126,7 +126,8 @@ def model_blocks(
     bos: BosPolicy = "auto",
     offset: int = 0,
 ) -> ModelBlocks:
-    """The first `count` blocks after `offset`, or all; `size` None is the smaller of 256 and what the model has."""
+    """The first `count` blocks after `offset`, or all; `size` None is the smaller of 256 and the number of positions of
+    the model."""
     for name, value in (("blocks", count), ("block_size", size)):
         if value is not None and value < 1:
             raise InputError(f"`{name}` is expected to be a whole number ≥ 1, but got {value}.")

@@ -53,7 +53,8 @@ ENVIRONMENT_KEYS = ("_name_or_path", "transformers_version", "dtype", "torch_dty
 
 @dataclass(frozen=True)
 class CustomHead:
-    """What has to be known of a model that is not of transformers: z = logit_scale·(W u + b), capped if there is a `softcap`."""
+    """What must be known about a model that is not from transformers: z = logit_scale·(W u + b), capped if there is a
+    `softcap`."""
 
     module: nn.Module
     """The output layer, with a weight [V, D] and perhaps a bias [V]."""
@@ -78,11 +79,11 @@ class Checkpoint:
     stored_dtype: torch.dtype | None = None
     """Dtype of the weights on disk, by the config; None if it does not say."""
     custom: CustomHead | None = None
-    """None for a model of transformers."""
+    """None for a transformers model."""
 
     @property
     def config(self) -> Any:
-        """That of transformers; None for another model."""
+        """The config of a transformers model; None for any other."""
         return None if self.custom is not None else self.model.config
 
     def bos_id(self, policy: BosPolicy) -> int | None:
@@ -442,7 +443,7 @@ def hub_is_reachable() -> bool:
 def positions_of(checkpoint: Checkpoint) -> tuple[int, bool] | None:
     """(positions that a model was built for, whether they are rows of a table); None for a model without any.
 
-    A model cannot read beyond a table. Rotary positions have no limit, but the model was not trained beyond them. ALiBi and
+    A model cannot read beyond its table. Rotary positions have no limit, but the model was not trained beyond them. ALiBi and
     recurrent models have none.
     """
     model, config = checkpoint.model, checkpoint.config and checkpoint.config.get_text_config()

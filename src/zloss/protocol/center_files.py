@@ -21,7 +21,7 @@ from zloss.results.folder import LOCK_FILE
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 BETWEEN = ("project_in", "embed_layer_norm", "emb_layer_norm", "word_embeddings_layernorm")
-"""Modules between the embeddings and the first layer, through which a moved mean row would not pass unchanged."""
+"""Modules between the embeddings and the first layer that would not pass a moved mean row on unchanged."""
 CARD = "README.md"
 NOT_CARRIED = {INDEX, CARD, FILE, LOCK_FILE, "config.json", "zloss.json"}
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
@@ -75,7 +75,7 @@ def plan_change(
 
 
 def refuse_uncenterable(checkpoint: Checkpoint, head: OutputHead) -> None:
-    """Heads for which subtracting the mean row would change the model."""
+    """Reject heads for which subtracting the mean row would change the model."""
     if head.softcap is not None:
         raise CoordinateError(
             f"{checkpoint.name} softcaps its logits at {head.softcap:g}: a common shift of the logits before the cap changes its "

@@ -1,7 +1,7 @@
 """A result as a document: the blocks that every result kind is described in, once, for terminal, page and Markdown.
 
 Text is prose: `code` is in backticks, and symbols (P_Z^99.9, δ_u) are set as mathematics where the renderer can.
-`Plain` text, such as the name of a model, is shown letter by letter.
+`Plain` text, such as the name of a model, is shown exactly as it is.
 """
 
 from __future__ import annotations

@@ -301,7 +301,7 @@ class ComparedMethod:
     coordinate: Coordinate | None = None
     """The coordinate the method deploys."""
     seeds: tuple[int, ...] = ()
-    """Seeds in the means: those the baseline has too, or all where it has none of them."""
+    """Seeds in the means: those that the baseline also has, or all of them if it has none."""
     metrics: dict[str, SeedSummary] = field(default_factory=dict)
     """The flat numbers of `metrics.json`, in the deployed coordinate."""
     heads: HeadSummaries = field(default_factory=HeadSummaries)
@@ -360,7 +360,7 @@ class Comparison(ResultRecord):
     FILE: ClassVar[str] = "comparison.json"
 
     model: str | None = field(default=None, metadata=written_with("model"))
-    """Name of the model that every run began with; absent if the runs do not name it."""
+    """Name of the model that every run started from; absent if the runs do not name it."""
     baseline: str
     """Name of the method that the others are compared with."""
     baseline_coef: float | None = None

@@ -349,5 +349,5 @@ def _check_draws_nothing(draws: bool) -> None:
     if draws:
         raise InputError(
             "the model draws random numbers (dropout) in its forward pass, so the blocks of a micro-batch cannot be split over "
-            "several processes: give `accumulate` at least as many micro-batches as there are processes."
+            "several processes: set `accumulate` to at least the number of processes."
         )
