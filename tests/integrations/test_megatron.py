@@ -43,7 +43,7 @@ def test_ce_and_z_are_apart_and_evaluation_is_ce(answer: dict[str, Any]) -> None
         "no centered target": "`target` of CenteredZLoss must be given here: pass target=math.log(V)",
         "a name": "`objective` is expected to be an objective such as zloss.StandardZLoss(1e-4, target=0.0), but got 'standard'.",
         "a list": "call apply for each model of the list",
-        "a sum with another loss function": "the model returns Σ loss_mask·loss already: use handle.loss_func.",
+        "a sum with another loss function": "the model already returns Σ loss_mask·loss: use handle.loss_func.",
         "a short mask in the report": "to have b·s = 3·8 = 24 entries, like `labels`, but has 23.",
         "a short mask in the loss": "to have b·s = 3·8 = 24 entries, like `labels`, but has 23.",
         "a tied embedding that Megatron would drop": "set `weight.zero_out_wgrad = True`",

@@ -138,7 +138,7 @@ class AuditImplementation:
             print_document(implementation_audit_summary(audit, decisions))
             print("\n".join(str(path) for path in written))
         if audit.status == "partial":
-            print("interrupted: the record holds the sections that were finished.", file=sys.stderr)
+            print("interrupted: the record contains the sections that were finished.", file=sys.stderr)
             return 130
         return 0
 
@@ -151,7 +151,7 @@ class RouterScale:
     """
 
     coef: float = 1e-3
-    """λ_R as written in the configuration of `--from`."""
+    """λ_R as written in a configuration that follows `--from`."""
     from_: Annotated[str, tyro.conf.arg(name="from")] = "token_layer_mean"
     """Convention that --coef follows: token_layer_mean, megatron, olmoe, ..."""
     to: str | None = None

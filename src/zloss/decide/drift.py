@@ -76,7 +76,7 @@ class Watched:
     """The token quantity whose quantile it is, or of whose mean it is the square root. A number without one does not depend on
     tokens, or is not known block by block: its noise over the text is taken as 0."""
     quantile: float | None = None
-    """That quantile; None for a mean."""
+    """The quantile; None for a mean."""
 
 
 RAW: tuple[Coordinate, ...] = ("raw",)

@@ -103,7 +103,7 @@ def method_verdict(
 def with_parts(verdict: Verdict, parts: VerdictParts) -> Verdict:
     """`verdict` with its parts and what follows from them: any part that fails rejects, and all three must hold to accept.
 
-    The reasons are those of the parts that decided. A method without anything to lower has parts, but no verdict.
+    The reasons come from the parts that decided. A method without anything to lower has parts, but no verdict.
     """
     if parts.coordinate is None:
         return replace(verdict, accepted=None, reasons=(), parts=parts)

@@ -19,7 +19,7 @@ from zloss.tensors import check_floating, check_holds_values
 def center_head_(
     linear: nn.Linear, *, model: nn.Module | Tensor | None = None, valid_vocab: int | None = None
 ) -> nn.Linear:
-    """Write W − 1w̄ (and b − b̄) into an untied head: softmax and cross-entropy are unchanged, μ becomes 0 (paper eq:centered_head).
+    """Write W − 1w̄ (and b − b̄) into an untied head: μ becomes 0, softmax and CE do not change (paper eq:centered_head).
 
     Pass `model`, the model that holds the head, or its input embedding (module or table): a head whose weight another
     module of it holds is tied and is rejected, because writing would also change every input embedding. Without `model`

@@ -99,7 +99,7 @@ class ZLossHandle(HookHandle):
 
         An error with reduction="sum", where a loss function that multiplies by the mask would scale all gradients."""
         if self.reduction == "sum":
-            raise InputError('with reduction="sum" the model returns Σ loss_mask·loss already: use handle.loss_func.')
+            raise InputError('with reduction="sum", the model already returns Σ loss_mask·loss: use handle.loss_func.')
         return self._report(loss_mask)
 
     def _report(self, loss_mask: Tensor) -> dict[str, Tensor]:
@@ -123,7 +123,7 @@ class ZLossHandle(HookHandle):
             return
         if self.reduction == "sum" and self._loss_mask is None:
             raise MissingInputError(
-                'with reduction="sum" pass `loss_mask` to the model: model(..., loss_mask=loss_mask).'
+                'with reduction="sum", pass `loss_mask` to the model: model(..., loss_mask=loss_mask).'
             )
         if not self._layout_checked:
             self._layout_checked = True

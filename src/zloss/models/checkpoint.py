@@ -376,7 +376,7 @@ def _is_adapter(name: str, file: Path) -> str:
 
 
 def _hub_adapter(identifier: str, *, local_files_only: bool) -> Path | None:
-    """The adapter configuration if the id on the hub is that of a PEFT adapter."""
+    """The adapter configuration if the id on the hub belongs to a PEFT adapter."""
     from transformers.utils.hub import cached_file
 
     try:
@@ -478,7 +478,7 @@ def resolve_block_size(checkpoint: Checkpoint, requested: int | None, *, bos: bo
             f"`block_size` is {size}, but {checkpoint.name} has {count} positions{for_bos}: use at most {most}."
         )
     return size, (
-        f"Warning: blocks of {size} predictions are longer than the {count} positions that the model was made for{for_bos}. Its "
+        f"Warning: blocks of {size} predictions are longer than the {count} positions that the model was built for{for_bos}. Its "
         f"numbers beyond them are not those of the trained model; blocks of {most} would fit."
     )
 

@@ -21,7 +21,7 @@ A plain fp32 norm of a large CPU tensor sums its squares sequentially, and its r
 at 10⁸ entries). Here a large CPU tensor is read as pieces of 2¹⁵ entries, on all threads. Their fp32 norms are accurate to
 1e-7 and are combined in fp64. An accelerator reduces in a tree, so its tensors are read whole.
 
-Adam's direction is that of its step before learning rate and weight decay:
+Adam's direction is the direction of its step, before learning rate and weight decay:
 
     d_proxy = m / (√v + ε)                                    the paper's uncorrected proxy
     d_adam  = (m / (1 − β₁ᵗ)) / (√(v / (1 − β₂ᵗ)) + ε)        the bias-corrected direction

@@ -263,7 +263,7 @@ def _done(result: Centering) -> str:
     bias = ", and the mean of the bias from the bias" if result.mean_bias is not None else ""
     text = f"The {rows} of the output head (‖w̄‖ = {result.mean_row_norm:.4g}) was subtracted from every row{bias}."
     if result.tied_after:
-        text += " The head is still tied to the input embedding: w̄ was added to every learned position in return."
+        text += " The head is still tied to the input embedding: w̄ was added to every learned position to compensate."
     elif result.tied_before:
         text += (
             " The head was tied to the input embedding and is a separate tensor in this copy "

@@ -100,7 +100,7 @@ def measure_checkpoint(
 ) -> tuple[KeptCheckpoint, bool]:
     """(the finished checkpoint, whether it was measured already); Ctrl-C during its audit ends the whole command.
 
-    `folder` is that of the whole measurement: the audit is kept in `checkpoints/NAME` inside it.
+    `folder` is the folder of the whole measurement: the audit is kept in `checkpoints/NAME` inside it.
     """
     with progress.step(f"loading {place.name}", None):
         checkpoint, cut = _open(place, config)

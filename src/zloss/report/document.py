@@ -162,13 +162,13 @@ class Figure:
     title: str
     spec: Mapping[str, Any]
     series: tuple[tuple[str, str], ...]
-    """(name, colour) of everything that is drawn."""
+    """(name, color) of everything that is drawn."""
     caption: str = ""
     hint: str = ""
     """What the drawn quantity means."""
     width: int = 300
     height: int = 230
-    """Of the frame in a file, in pixels; on a page the width is that of its place."""
+    """Size of the frame in a file, in pixels; on a page, the frame is as wide as its place."""
 
 
 @dataclass(frozen=True)

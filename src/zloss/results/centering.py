@@ -74,7 +74,7 @@ class Centering:
     tied_after: bool
     """Whether it still does."""
     extra_bytes: int
-    """By how much the weights grew."""
+    """How much the weights grew, in bytes."""
     stored_dtype: str
     """Dtype in which the changed tensors are stored, as in the original."""
     vocab: int

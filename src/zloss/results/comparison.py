@@ -254,7 +254,7 @@ class HeadDifferences:
     """Both in row-centered logits."""
 
     def of(self, coordinate: Coordinate | None) -> dict[str, SeedDifference]:
-        """Those of one coordinate; raw if none is stated."""
+        """The values in one coordinate; raw if none is stated."""
         return self.centered if coordinate == "centered" else self.raw
 
 

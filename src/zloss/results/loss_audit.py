@@ -81,11 +81,11 @@ class Uncertainty:
     """Half-widths of the identified numbers; None if the number itself is None."""
 
     coef: float | None = None
-    """Of λ."""
+    """Half-width of λ."""
     coef_relative: float | None = None
     """The same relative to λ."""
     target: float | None = None
-    """Of c, in nats."""
+    """Half-width of c, in nats."""
     unexplained: float | None = None
     """Largest share of the non-CE gradient, over the probe groups, that the identified penalty leaves unexplained."""
 

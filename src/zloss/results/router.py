@@ -151,9 +151,9 @@ class MeasuredScale(ResultRecord):
     residual: float
     """‖measured − explained‖ / ‖measured‖: near 0 when a weighted squared log-normalizer explains the gradient."""
     verdict: ScaleVerdict = "explained"
-    """ "explained": the figures hold. "not_squared": λ_R·α is that of λ_R·log Z without a square, and there is no c.
-    "squared_mean": they are those of the square of the mean log Z, not of the mean of squares. "unexplained": the gradient is
-    something else, and the figures are those of the nearest squared log-normalizer. "undetermined": more than one of these
+    """ "explained": the figures hold. "not_squared": λ_R·α multiplies log Z without a square, and there is no c.
+    "squared_mean": they refer to the square of the mean log Z, not to the mean of squares. "unexplained": the gradient is
+    something else, and the figures describe the nearest squared log-normalizer. "undetermined": more than one of these
     explains the gradient up to rounding."""
     name: str = ""
     """What was measured, as described by the caller."""

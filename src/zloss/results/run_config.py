@@ -440,5 +440,5 @@ class RecordedRun(ResultRecord):
 
     @property
     def name(self) -> str:
-        """The folder of the run: method, coefficient, seed, as of `zloss train`."""
+        """The folder of the run: method, coefficient and seed, as for `zloss train`."""
         return run_name(self.method, self.coef, self.seed)

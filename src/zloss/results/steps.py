@@ -109,9 +109,9 @@ class StepEndpoints:
     adam_d_ratio_p99: float | None = field(metadata=NOT_NEGATIVE)
     """p99 of ‖d‖₂/‖θ‖₂ over the samples, θ after the step."""
     adam_corrected_d_inf_p99: float | None = field(metadata=NOT_NEGATIVE)
-    """As `adam_d_inf_p99`, for the bias-corrected direction."""
+    """Like `adam_d_inf_p99`, but for the bias-corrected direction."""
     adam_corrected_d_ratio_p99: float | None = field(metadata=NOT_NEGATIVE)
-    """As `adam_d_ratio_p99`, for the bias-corrected direction."""
+    """Like `adam_d_ratio_p99`, but for the bias-corrected direction."""
 
     def check(self) -> None:
         """Reject endpoints that contradict each other: a quantile above the maximum, more events than steps."""

@@ -59,7 +59,7 @@ def router_loss(
     one all-reduce of L numbers, and `gradients` says what the framework does with the ranks' gradients, as for
     `zloss.global_normalizer`. `context.valid_tokens` is a count over all ranks.
 
-    Scaling: set by the convention; see `relative`. Statistics are those of this rank.
+    Scaling: set by the convention; see `relative`. Statistics cover this rank only.
 
     >>> r = torch.zeros(2, 5, 8, requires_grad=True)
     >>> out = router_loss(r, coef=1e-3, convention="active_route_mean", top_k=4, target=0.0)

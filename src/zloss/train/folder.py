@@ -191,7 +191,9 @@ def load_checkpoint(folder: Path, accelerator: Any) -> list[StepRecord]:
             accelerator.load_state(str(place))
             return read_steps(place, RECORDS)
         if first_rank():
-            print(f"{place.name} is damaged or of another run: the checkpoint before it is used.", file=sys.stderr)
+            print(
+                f"{place.name} is damaged or belongs to another run: the checkpoint before it is used.", file=sys.stderr
+            )
     return []
 
 

@@ -34,7 +34,7 @@ class Start:
 
     data: TrainData
     checkpoint: Checkpoint
-    """As loaded or built; every run trains a separate model, see `initial_checkpoint`."""
+    """The model as loaded or built; every run trains a separate one, see `initial_checkpoint`."""
     notes: tuple[str, ...] = ()
     """Notes on how the texts were split into blocks."""
 

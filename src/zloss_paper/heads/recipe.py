@@ -159,7 +159,7 @@ SHIFT_LEFT = 1e-4
 
 
 def goes_from_to(column: str, raw: Cell, centered: Cell) -> Compare:
-    """The number has the quoted values."""
+    """The number goes from one quoted value to the other."""
     return change(column, lambda found, after: near(found, raw) and near(after, centered))
 
 

@@ -177,7 +177,7 @@ IMPLEMENTATIONS = {
         Implementation("cut-cross-entropy", "cut-cross-entropy", "linear", _cut, "cut_cross_entropy", has_z=False),
     )
 }
-"""By name, in the order of tables."""
+"""By name, in the order in which tables list them."""
 
 
 def find_implementation(name: str) -> Implementation:

@@ -147,7 +147,7 @@ def attach(
 
 
 def _experiment_settings(args: Any) -> dict[str, Any]:
-    """Those of EXPERIMENT_SETTINGS that these arguments have, as JSON values."""
+    """The EXPERIMENT_SETTINGS that these arguments have, as JSON values."""
     found = {name: getattr(args, name) for name in EXPERIMENT_SETTINGS if hasattr(args, name)}
     return {name: value.value if isinstance(value, Enum) else value for name, value in found.items()}
 
