@@ -1,4 +1,4 @@
-"""Errors as help: what came, what was expected, what to do.
+"""Errors that help: what was passed, what was expected, what to do.
 
 Everything a user can cause is a `ZlossError`; the command line prints its one message and exits with 2.
 """
@@ -13,7 +13,7 @@ from importlib import metadata
 
 
 class ZlossError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error that this package raises deliberately."""
 
 
 class InputError(ZlossError, ValueError):
