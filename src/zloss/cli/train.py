@@ -42,7 +42,7 @@ class Train:
     config: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: TrainConfig(warmup=0))
     methods: Annotated[tuple[str, ...] | None, Option(comma_separated=True)] = None
     """ce, centered-head, standard, centered, factorized, gain-aware, mu-loss, mu-centering. Default:
-    ce,centered-head,standard,centered; with --moe ce."""
+    ce,centered-head,standard,centered; with --moe: ce."""
     coef: Annotated[tuple[float, ...] | None, Option(comma_separated=True)] = None
     """λ of the methods that have one, γ of mu-loss; several values make a sweep. Default: 0.0001, or the value of the --stress
     setting."""

@@ -42,7 +42,7 @@ FEW_STEPS_P999 = 1000
 
 
 def all_must_hold(parts: Sequence[VerdictPart]) -> VerdictPart:
-    """One part of several questions: it fails where one fails, and holds where all hold.
+    """One part from several questions: it fails if one fails, and holds if all hold.
 
     Numbers and interval come from the first question with the joint state; `questions` has the numbers of all.
     """

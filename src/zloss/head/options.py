@@ -86,7 +86,7 @@ class HeadOptions:
     """Dtype in which the matrix products run: "operand" (16 bits) or "fp32"; "auto" is "operand" on a GPU for 16-bit
     operands and "fp32" elsewhere (`head/products.py`)."""
     chunk_size: int | None = None
-    """Tokens per chunk; None: as many as `memory_budget` holds."""
+    """Tokens per chunk; None: as many as fit into `memory_budget`."""
     memory_budget: int | None = None
     """Bytes of the V-wide buffers of a chunk; None: ZLOSS_CHUNK_BYTES, else 128 MB on a CPU and 1.25 GiB on a GPU."""
 

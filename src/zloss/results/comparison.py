@@ -246,7 +246,7 @@ class HeadSummaries:
 
 @dataclass(frozen=True)
 class HeadDifferences:
-    """Differences of the quantities of the head, method and baseline in the same coordinate."""
+    """Differences between method and baseline in the quantities of the head, both in the same coordinate."""
 
     raw: dict[str, SeedDifference] = field(default_factory=dict)
     """Both in raw logits."""
@@ -339,7 +339,7 @@ class ComparedProvenance:
     runs: int
     """Number of runs."""
     commands: tuple[str, ...]
-    """Their command lines, each once."""
+    """Their command lines, without duplicates."""
     seconds: float
     """Seconds of all runs, training and validation."""
     threads: int

@@ -179,7 +179,7 @@ def in_range(column: str, low: float, high: float) -> Compare:
 
 
 def both(*compares: Compare) -> Compare:
-    """All comparisons; the sentence has the numbers of all."""
+    """All of these comparisons; the sentence has the numbers of each."""
 
     def test(name: str, raw: Line, centered: Line) -> Tested:
         tested = [compare(name, raw, centered) for compare in compares]

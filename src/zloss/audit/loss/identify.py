@@ -293,7 +293,7 @@ def _explain(box: BlackBox, ident: Identification, seed: int) -> tuple[How, Rows
 
 
 def _rounded(box: BlackBox, ident: Identification, seed: int) -> Fit | None:
-    """The nearest right penalty if it leaves little, and what it leaves is noise.
+    """The nearest correct penalty, if it leaves little unexplained and what it leaves is noise.
 
     A wrong formula leaves nearly the same residual after a small common shift; rounding leaves an unrelated one.
     """
