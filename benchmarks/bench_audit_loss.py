@@ -93,7 +93,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "a tail left out of log Z": ("tail of 4096 missing", "counts at most 256", "drops tokens beyond blocks of 128"),
     "λ·mean(log Z − μ)": ("mean of log Z − μ",),
     "Z of logits that are scaled": ("Z of capped logits", "Z of scaled logits"),
-    "a part of the vocabulary": ("top classes in log Z", "entropy bonus", "mean square of the logits"),
+    "log Z over part of the vocabulary": ("top classes in log Z", "entropy bonus", "mean square of the logits"),
     "class weights together": ("class weights and smoothing",),
     "targets replaced inside": ("targets plus one",),
     "random numbers inside": ("schedule",),

@@ -1,4 +1,4 @@
-"""Modelled time and memory of our head loss on GPUs, from the operations it issues. Not a measurement, and no claim about peers.
+"""Modeled time and memory of our head loss on GPUs, from the operations it issues. Not a measurement, and no claim about peers.
 
     python benchmarks/roofline.py                          # all shapes; A100, H100, H200
     python benchmarks/roofline.py --tokens 16384 --width 4096 --vocab 131072
@@ -7,7 +7,7 @@ The operations are traced on the meta device from the code that would run (needs
 times: its floating-point operations at 69 % of the peak of their dtype, and its bytes at the peak bandwidth; operations follow
 one another. The 69 % is calibrated: cuBLAS reached 684 of 989 TFLOP/s in three products of a head on an H200. The
 bandwidth is not calibrated, and launches and occupancy are left out, so the time of our own kernels is a lower bound. An
-earlier version also modelled other packages: it predicted 61.6 ms for Liger's Triton path where 185.5 ms were measured, so a
+earlier version also modeled other packages: it predicted 61.6 ms for Liger's Triton path where 185.5 ms were measured, so a
 ratio to a peer can only come from a measurement (`make gpu`). Exits with 1 if a limit is exceeded.
 """
 

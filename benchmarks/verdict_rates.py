@@ -4,7 +4,7 @@
 
 CE is trained from scratch at many seeds (a tiny model, seconds each; the runs are kept in DIR and shared by all pairs).
 
-A/A: the runs of two seeds, labelled as a method, are compared with the runs of two other seeds, labelled as CE. Only
+A/A: the runs of two seeds, labeled as a method, are compared with the runs of two other seeds, labeled as CE. Only
 the seed differs, so every verdict except "inconclusive" and "no effect" is wrong. For the diagnosed quantity the two
 sides do differ by their seeds' noise, which the interval has to cover.
 

@@ -1,4 +1,4 @@
-"""The folder of what is costly to make again: converted GGUF files."""
+"""The cache folder, for files that are expensive to recreate: converted GGUF files."""
 
 from __future__ import annotations
 

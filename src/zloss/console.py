@@ -124,12 +124,12 @@ def printable(text: str) -> str:
 
 
 def _with_colours(text: str) -> str:
-    """`printable`, except for the sequences that set colours."""
+    """`printable`, except for the sequences that set colors."""
     return "".join(part if i % 2 else printable(part) for i, part in enumerate(_COLOURS.split(text)))
 
 
 class _Guarded:
-    """A text stream that makes control characters visible; colours are kept on a terminal."""
+    """A text stream that makes control characters visible; colors are kept on a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

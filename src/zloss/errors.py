@@ -1,4 +1,4 @@
-"""Errors as help: what came, what was expected, what to do.
+"""Errors that help: what was passed, what was expected, what to do.
 
 Everything a user can cause is a `ZlossError`; the command line prints its one message and exits with 2.
 """
@@ -13,7 +13,7 @@ from importlib import metadata
 
 
 class ZlossError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error that this package raises deliberately."""
 
 
 class InputError(ZlossError, ValueError):
@@ -52,7 +52,7 @@ class UnknownNameError(InputError):
     """A name that is not known; the message suggests the nearest known one."""
 
     def __init__(self, kind: str, got: object, known: Iterable[str], *, alike: float = 0.5) -> None:
-        """`alike` is how near the suggested name is at least, from 0 to 1."""
+        """`alike`: minimum similarity of the suggested name, from 0 to 1."""
         known = list(known)
         near = difflib.get_close_matches(str(got), known, n=1, cutoff=alike)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -92,7 +92,7 @@ class TrainingAlertError(ZlossError):
 
 
 class CorpusError(InputError):
-    """A text that cannot be found, read, or is too short."""
+    """A text that cannot be found or read, or that is too short."""
 
 
 class OutputError(ZlossError, OSError):
@@ -171,6 +171,6 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first sentence-like line of somebody else's error, without its final stop."""
+    """The first sentence-like line of another library's error, without its final period."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:300].rstrip(".:")

@@ -49,7 +49,7 @@ Coef: TypeAlias = "float | Tensor | Callable[[int], float] | None"
 class Coefficients:
     """(a, b, g) of every token: δ_t = a_t·p_t − b_t·onehot(y_t) − g_t/V. None is 0.
 
-    Scaling: the code that builds them states which weights are included; an objective's are per token, before any reduction.
+    Scaling: whatever builds them states which weights they include; those of an objective are per token, before any reduction.
     """
 
     a: Tensor

@@ -170,7 +170,7 @@ TAILS: dict[str, Callable[[TokenStats], Tensor | None]] = {
 }
 """Quantities of which mean and tail are logged, by name."""
 LEVELS = (0.99, 0.999, 1.0)
-"""Of a tail: p99, p99.9 and the maximum."""
+"""The levels of a tail: p99, p99.9 and the maximum."""
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ def check_loss(
 
     The error has one line per finding and one per witness: the input that shows it, and the expected and the measured number.
     `coef`, `target` (a number, or "log_v") and `coordinate` are what the loss is meant to apply; None is not checked.
-    `linear` and `jax` are those of `zloss.audit_loss`.
+    `linear` and `jax` are as for `zloss.audit_loss`.
 
     >>> import torch.nn.functional as F
     >>> def loss(logits, target):

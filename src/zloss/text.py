@@ -221,7 +221,7 @@ def rows_as_blocks(rows: Blocks | Tensor | Sequence[Sequence[int]], argument: st
         raise InputError(f"`{argument}` is expected to be rows with the same number of token ids ({error}).") from error
     if ids.dim() != 2 or ids.shape[0] < 1 or ids.shape[1] < 2 or ids.is_floating_point():
         raise InputError(
-            f"`{argument}` is expected to be token ids [B, N + 1] with B ≥ 1 and N ≥ 1, but has the shape "
+            f"`{argument}` is expected to be token ids [B, N + 1] with B ≥ 1 and N ≥ 1, but has shape "
             f"{list(ids.shape)} and dtype {ids.dtype}: pass `zloss.validation_blocks(file, tokenizer)` for a text."
         )
     if (least := int(ids.min())) < 0:
@@ -234,7 +234,7 @@ def rows_as_blocks(rows: Blocks | Tensor | Sequence[Sequence[int]], argument: st
 def make_blocks(
     corpus: Corpus, tokenizer: Any, *, size: int, count: int | None, bos_id: int | None, offset: int = 0
 ) -> Blocks:
-    """The first `count` blocks after `offset`, or all; a text that is too short is an error with the number it has."""
+    """The first `count` blocks after `offset`, or all; a text that is too short raises an error that states how many it has."""
     if size < 1 or offset < 0 or (count is not None and count < 1):
         raise CorpusError(f"blocks need a size ≥ 1, an offset ≥ 0 and a count ≥ 1, but got {size}, {offset}, {count}.")
     needed = None if count is None else (offset + count) * size + 1

@@ -354,7 +354,7 @@ def test_missing_parts_are_named(copy: Path, tmp_path: Path, refused: Refused) -
         ([copy, "--baseline", "factorized"], "no run uses the baseline"),
         ([copy, "--baseline", "standard"], "name one of standard:0.0001, standard:0.3"),
         ([tmp_path / "nowhere"], "does not exist"),
-        ([copy / "standard-0.3-s1"], "is one run: pass the folder that holds it"),
+        ([copy / "standard-0.3-s1"], "is one run: pass the folder that contains it"),
         ([copy, "--tolerance-ppl", "nan"], "--tolerance-ppl"),
         ([copy, "--diagnosed", "nonsense"], "unknown diagnosed quantity"),
     ):

@@ -291,7 +291,7 @@ def test_the_guide_had_other_rows_than_the_rule() -> None:
     rows = [line for line in lines if line.startswith("| ") and "| answer |" not in line]
     assert len(rows) == 9
     for row in rows:
-        assert row.replace("what one has", "what you have") in guide, row
+        assert row in guide, row
 
 
 def test_arms_that_pass_come_first_by_what_reaches_the_hidden_state() -> None:

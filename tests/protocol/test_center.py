@@ -245,7 +245,7 @@ def test_a_tied_head_with_learned_positions_can_stay_tied(tmp_path: Path) -> Non
     assert (result.verified, result.tied_after, result.extra_bytes) == (True, True, 0)
     assert result.after.mu_abs_99 < 1e-5 * result.before.mu_abs_99
     # The card claimed that no other weight was changed.
-    assert "w̄ was added to every learned position in return" in (tmp_path / "out" / "README.md").read_text()
+    assert "w̄ was added to every learned position to compensate" in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

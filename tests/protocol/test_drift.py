@@ -71,7 +71,7 @@ def test_what_cannot_be_ordered_is_refused(tmp_path: Path) -> None:
     nameless, empty = checkpoint(tmp_path / "final"), checkpoint(tmp_path / "checkpoint-9")
     (empty / "model.safetensors").unlink()
     cases: list[tuple[type[Exception], str, DriftConfig]] = [
-        (InputError, "two checkpoints of step 5", DriftConfig(checkpoints=(str(one), str(same)))),
+        (InputError, "two checkpoints for step 5", DriftConfig(checkpoints=(str(one), str(same)))),
         (InputError, "'final' has no number", DriftConfig(checkpoints=(str(one), str(nameless)))),
         (CheckpointError, "has no weights", DriftConfig(checkpoints=(str(one), str(empty)))),
         (InputError, "names 2", DriftConfig(checkpoints=("a/b", "a/c"), revisions=("step1", "step2"))),
@@ -196,7 +196,7 @@ def test_checkpoints_of_another_run_are_refused_before_any_audit(
     model: Any = AutoModelForCausalLM.from_pretrained(other)
     model.resize_token_embeddings(520)
     model.save_pretrained(other)
-    with pytest.raises(InputError, match=r"not of one run: the vocabulary of checkpoint-3000 is 520, but 512 in "):
+    with pytest.raises(InputError, match=r"not from one run: the vocabulary of checkpoint-3000 is 520, but 512 in "):
         run_drift(tiny_drift(run, other), tmp_path / "out")
     assert done == []
     assert not (tmp_path / "out").exists()

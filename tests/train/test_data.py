@@ -100,7 +100,8 @@ def test_a_text_with_fewer_blocks_than_validation_takes_says_so(tmp_path: Path, 
     """It said that training blocks 0…37 and validation blocks -27…37 share text."""
     count = open_data(config(tmp_path), tokenizer, None).train.count + 5
     for valid_blocks in (count, count + 27):
-        with pytest.raises(CorpusError, match=rf"has {count} blocks of 16, .* besides {valid_blocks} for validation"):
+        aside = rf"has {count} blocks of 16, .* after setting aside {valid_blocks} for validation"
+        with pytest.raises(CorpusError, match=aside):
             open_data(config(tmp_path, valid_blocks=valid_blocks), tokenizer, None)
 
 

@@ -131,7 +131,7 @@ def test_ce_of_every_block_is_that_of_the_trained_model(tmp_path: Path) -> None:
     assert metrics.p_z_999 == metrics.heads.centered.p_z_999 == pytest.approx(wanted, rel=1e-4)
     assert metrics.training.adam_samples == 3
     assert (metrics.tokens_consumed, metrics.tokens_available, metrics.reuse) == (15 * 8 * LENGTH, None, None)
-    assert "did not say" in metrics.reasons["reuse"]
+    assert "did not report" in metrics.reasons["reuse"]
     assert "gradient" not in metrics.reasons
 
 

@@ -121,7 +121,7 @@ def test_settings_that_were_lost_neither_lose_nor_mix_up_checkpoints(
     assert resumed(config, tmp_path / "run")[0] == 5
     assert outcome(tmp_path / "run") == wanted
     assert resumed(replace(config, seed=config.seed + 1), tmp_path / "other")[0] == 1
-    assert "step-0000004 is damaged or of another run" in capsys.readouterr().err
+    assert "step-0000004 is damaged or belongs to another run" in capsys.readouterr().err
 
 
 def test_interrupts_keep_the_last_step(whole: tuple[TrainConfig, Any], tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ class AuditImplementation:
             print_document(implementation_audit_summary(audit, decisions))
             print("\n".join(str(path) for path in written))
         if audit.status == "partial":
-            print("interrupted: the record holds the sections that were finished.", file=sys.stderr)
+            print("interrupted: the record contains the sections that were finished.", file=sys.stderr)
             return 130
         return 0
 
@@ -151,13 +151,13 @@ class RouterScale:
     """
 
     coef: float = 1e-3
-    """λ_R as written in the configuration of `--from`."""
+    """λ_R as written in a configuration that follows `--from`."""
     from_: Annotated[str, tyro.conf.arg(name="from")] = "token_layer_mean"
     """Convention that --coef follows: token_layer_mean, megatron, olmoe, ..."""
     to: str | None = None
     """The convention to convert to; without it, only the table is printed."""
     layers: int = 16
-    """Number of MoE layers L (both stacks of an encoder-decoder). The defaults of L and k are those of OLMoE-7B."""
+    """Number of MoE layers L (both stacks of an encoder-decoder). L and k default to those of OLMoE-7B."""
     top_k: int = 8
     """Experts per token k."""
     tokens: int = 4096

@@ -19,8 +19,8 @@ from zloss.results.provenance import recorded_command
 class Center:
     """Subtract the mean row from a model's output head, write the result as an ordinary checkpoint folder, and say whether to
     keep it. Up to the rounding of the stored dtype, probabilities stay the same and the mean logit of every token becomes zero,
-    so logits stored in 16 bits can be more precise. The copy is loaded again and compared with the original before it appears.
-    The exit code is 1 if the copy should be discarded.
+    so logits stored in 16 bits can be more precise. The copy is reloaded and compared with the original before it is
+    moved into place. The exit code is 1 if the copy should be discarded.
 
     Example: zloss center ./my_checkpoint --text valid.txt --out centered
     """
@@ -50,9 +50,9 @@ class Center:
 
 @dataclass(frozen=True)
 class Drift:
-    """Audit every checkpoint of one run on the same text and say what moved while cross-entropy did not move, and between
-    which steps that began. Finished checkpoints are kept in --out and reused, so the same command resumes after an interruption.
-    Example: zloss drift runs/big --text valid.txt --out drift"""
+    """Audit every checkpoint of one run on the same text and report what moved while cross-entropy did not, and between
+    which steps it began. Finished checkpoints are kept in --out and reused, so the same command resumes after an
+    interruption. Example: zloss drift runs/big --text valid.txt --out drift"""
 
     config: Annotated[DriftConfig, tyro.conf.arg(name="")] = field(default_factory=DriftConfig)
     out: str = "zloss-drift"

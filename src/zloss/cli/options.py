@@ -160,7 +160,7 @@ def number_or_word(metavar: str) -> PrimitiveConstructorSpec[Any]:
 
 
 class _RejectedError(Exception):
-    """Carries an error of a configuration through tyro, which formats a ValueError in its own way."""
+    """Carries a configuration error through tyro, which would reformat a ValueError."""
 
     def __init__(self, error: ZlossError) -> None:
         super().__init__(str(error))
@@ -214,7 +214,7 @@ def _reject_options_without_switch(config: Any, switch: str, option: Option) -> 
 
 
 def _tyro_type(hint: Any, metadata: tuple[Any, ...], option: Option, default: Any) -> Any:
-    """A type as tyro understands it; tyro's own metadata stay."""
+    """A type as tyro understands it; tyro's own metadata are kept."""
     kept = tuple(found for found in metadata if not isinstance(found, Option))
     alternatives = [part for part in get_args(hint) if part is not type(None)]
     optional = len(alternatives) < len(get_args(hint))

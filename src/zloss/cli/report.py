@@ -20,8 +20,8 @@ class Report:
     reproductions are shown with their own verdicts."""
 
     results: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RESULT...")]
-    """Folders or JSON files that `zloss audit`, `audit-loss`, `audit-implementation`, `compare`, `drift`, `recommend`,
-    `router-scale` and `reproduce` have written."""
+    """Folders or JSON files written by `zloss audit`, `audit-loss`, `audit-implementation`, `compare`, `drift`,
+    `recommend`, `router-scale` or `reproduce`."""
     out: str = ""
     """Folder to write to; by default the folder of a single result, otherwise `zloss-report`."""
     figures: bool = False
@@ -68,8 +68,8 @@ class Report:
 @dataclass(frozen=True)
 class Glossary:
     """Print what symbols and keys mean: a symbol (A_p^99), a key of a written file (p_z_999), a stage of the decision map, or
-    part of one of them. Without an argument: the letters, the words and the numbers of an output head. docs/glossary.md lists
-    everything."""
+    part of one of them. Without an argument, print the letters, the words and the quantities of an output head;
+    docs/glossary.md lists everything."""
 
     words: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[WORD ...]")] = ()
     """Symbols, keys or parts of them."""

@@ -31,8 +31,8 @@ ROUTERS, ROUTER_COEFS = ("none", "token_layer_mean"), (1e-3,)
 class Train:
     """Train a language model under CE, Centered head, Standard, Centered, Factorized and Gain-aware Z-loss, μ-loss, μ-centering
     or any registered objective, with everything else equal: one folder per method, coefficient and seed. `zloss compare` reads
-    them. Finished runs are skipped; a killed run resumes from its last checkpoint. With --moe a mixture of experts is
-    trained from scratch under several router Z-losses instead.
+    them. Finished runs are skipped; a killed run resumes from its last checkpoint. With --moe, train a mixture of experts
+    from scratch under several router Z-losses instead.
 
     Example: zloss train smollm2 --methods ce,centered --coef 1e-4 --seeds 1,2 --text train.txt --steps 200 --out runs
     """
@@ -42,7 +42,7 @@ class Train:
     config: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: TrainConfig(warmup=0))
     methods: Annotated[tuple[str, ...] | None, Option(comma_separated=True)] = None
     """ce, centered-head, standard, centered, factorized, gain-aware, mu-loss, mu-centering. Default:
-    ce,centered-head,standard,centered; with --moe ce."""
+    ce,centered-head,standard,centered; with --moe: ce."""
     coef: Annotated[tuple[float, ...] | None, Option(comma_separated=True)] = None
     """λ of the methods that have one, γ of mu-loss; several values make a sweep. Default: 0.0001, or the value of the --stress
     setting."""

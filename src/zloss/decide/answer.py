@@ -141,7 +141,7 @@ class DecidedResults:
     comparisons: tuple[Comparison, ...] = ()
     """Each with a verdict on every method."""
     shared: DecisionMap | None = None
-    """The one map where there is no audit; None without audits means that nothing was given that a map is made of."""
+    """The shared map if there is no audit; None without audits means that no result was given that a map could be made from."""
     router_scales: tuple[RouterScaleTable, ...] = ()
     measured_routers: tuple[MeasuredScale, ...] = ()
     reproductions: tuple[ReproductionRecord, ...] = ()
@@ -154,7 +154,7 @@ class DecidedResults:
 
     def __post_init__(self) -> None:
         if any(not audit.decisions for audit in self.audits):
-            raise InputError("an audit without decisions was given: call `decide_results` or `with_decisions` first.")
+            raise InputError("the audit has no decisions yet: call `decide_results` or `with_decisions` first.")
 
     @property
     def maps(self) -> tuple[DecisionMap, ...]:
@@ -214,7 +214,7 @@ def decide_results(
 
 
 def decide_records(records: Iterable[Reported], thresholds: Thresholds | None = None) -> DecidedResults:
-    """`decide_results` of results of any kind, in any order."""
+    """`decide_results` for results of any kind, in any order."""
     given: dict[str, Any] = {}
     for record in records:
         given.setdefault(PLURALS[type(record)], []).append(record)

@@ -148,7 +148,7 @@ def implementation_consequence(
 ) -> Consequence:
     """Error of the CE+Z gradient together, or an error among the findings; only what was joined counts.
 
-    Of an implementation audit the stored logits count that the training stack uses.
+    In an implementation audit, only logits stored as the training stack stores them count.
     """
     quantity, limit = "Relative error of the CE+Z gradient", limits.implementation_error
     if not loss_audits and not implementation_audits:
@@ -336,7 +336,7 @@ def _findings(decisions: Sequence[Decision], skip: Sequence[Decision] = ()) -> l
 
 
 def _reasons(decisions: Sequence[Decision]) -> list[str]:
-    """The consequence of each, behind what was found."""
+    """The consequence of each stage, after what was found."""
     found = []
     for one in decisions:
         assert one.consequence is not None

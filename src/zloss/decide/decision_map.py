@@ -56,7 +56,7 @@ class Joined(TypedDict, total=False):
 def decide(
     report: AuditReport | None, *, thresholds: Thresholds | None = None, **joined: Unpack[Joined]
 ) -> tuple[Decision, ...]:
-    """All eight stages in the order source → transport → optimizer → quality; an unevaluated one has fired None.
+    """All eight stages in the order source → transport → optimizer → quality; `fired` is None for one that was not evaluated.
 
     Each has its consequence for the planned training. Thresholds are those given, else those stored in the report, else the
     defaults.
@@ -235,7 +235,7 @@ def implementation(
 ) -> Decision:
     """The largest Δ_src and Δ_θ of the audited losses and storage dtypes, and the findings of the losses' audits.
 
-    Δ_θ is that of the implementation audits, and of a linear loss the error of dW on bf16 operands.
+    Δ_θ comes from the implementation audits; for a linear loss it is the error of dW on bf16 operands.
     """
     if not loss_audits and not implementation_audits:
         return IMPLEMENTATION.unevaluated("no audit of a loss or of an implementation was given")
@@ -310,9 +310,9 @@ def router_reduction(
 ) -> Decision:
     """The s_rel farthest from 1: measured from a router loss, applied in compared runs, or that of a stated convention.
 
-    A measured gradient that no squared log-normalizer explains has no s_rel, and fires by itself; so does a negative scale. A
-    measurement that could not tell the penalty has no s_rel either, and does not fire. Where the audited model has no router,
-    the reason says of what the scale is.
+    A measured gradient that no squared log-normalizer explains has no s_rel, and fires on its own; so does a negative scale. A
+    measurement that could not tell the penalty has no s_rel either, and does not fire. If the audited model has no
+    router, the reason says what the scale belongs to.
     """
     tolerance, router = thresholds.router_scale_tolerance, None if report is None else report.router
     # An audit that left the routers out has a reason for it.
@@ -401,8 +401,8 @@ def optimizer_consequence(
 ) -> Decision:
     """Every optimizer-facing endpoint beyond its limit, on means over seeds; the value is the worst gradient tail.
 
-    The fp16 margin of an implementation audit can fire the stage. Alone it cannot make it quiet: it says nothing about the
-    gradients of a training run.
+    The fp16 margin of an implementation audit can fire the stage. On its own it cannot make the stage quiet: it says
+    nothing about the gradients of a training run.
     """
     found, tails = list[_Endpoint](), list[_Endpoint]()
     for comparison in comparisons:

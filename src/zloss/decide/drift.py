@@ -46,8 +46,8 @@ class DriftLimits(Limits):
     """CE is still between two checkpoints when the 95 % interval of its paired change stays within this share of PPL: the
     tolerance of the quality gate."""
     least_ratio: float = 0.1
-    """A number moves only when it changes by more than this share of the smaller of its two values, its noise over the text
-    subtracted."""
+    """A number moves only when it changes by more than this share of the smaller of its two values, after its noise over
+    the text is subtracted."""
     least_nats: float = 1.0
     """p99 |μ|, rms μ and P_Z^99.9 move only when they change by more than this, in nats: at λ = 1e-4 a violation of one nat
     adds 1e-4 nat to the loss."""
@@ -76,7 +76,7 @@ class Watched:
     """The token quantity whose quantile it is, or of whose mean it is the square root. A number without one does not depend on
     tokens, or is not known block by block: its noise over the text is taken as 0."""
     quantile: float | None = None
-    """That quantile; None for a mean."""
+    """The quantile; None for a mean."""
 
 
 RAW: tuple[Coordinate, ...] = ("raw",)

@@ -100,7 +100,7 @@ class PairedInterval:
 def paired_interval(differences_S: Sequence[float], group_error: float, groups: int) -> PairedInterval:
     """The interval of the mean of `differences_S`; `group_error` is e, from `groups` groups of validation blocks.
 
-    `groups` = 0 says that the spread over text is unknown or does not exist: e is then left out.
+    `groups` = 0 means that the spread over text is unknown or does not exist: e is then left out.
     """
     seeds = len(differences_S)
     group_part = 0.0 if not groups else student_quantile(groups - 1) * group_error if groups > 1 else math.inf
@@ -162,7 +162,7 @@ class BlockValues:
 
 
 def block_values(blocks: ValidationBlocks | None, key: str, *, tail: bool) -> BlockValues | None:
-    """A tail or a mean of one run by its key; None if the run does not hold it for every block."""
+    """A tail or a mean of one run by its key; None if the run does not have it for every block."""
     if blocks is None:
         return None
     if tail:

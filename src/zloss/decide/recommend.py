@@ -28,7 +28,7 @@ LEAST_STEPS, MOST_STEPS, STEP_UNIT = FEW_STEPS, 1000, 50
 LEAST_RUNS = 4
 """Runs of the smallest plan: CE and one arm, on the selecting seed and on one confirming seed."""
 MOST_CONFIRMING = 5
-"""Confirming seeds, at most, that time left over is spent on."""
+"""Maximum number of confirming seeds that leftover time is spent on."""
 SHARE = 0.9
 """Share of the budget that is planned; the rest covers what a probe of a few steps does not show."""
 
@@ -37,7 +37,7 @@ SHARE = 0.9
 
 
 def candidates(report: AuditReport) -> tuple[Arm, ...]:
-    """Every arm worth a run, without CE, the most telling first, from the stages of an audit that fired.
+    """Every arm worth a run, without CE, the most informative first, from the stages of an audit that fired.
 
     | fired stage | arm | λ on the R_Z budget of |
     |---|---|---|
@@ -47,7 +47,7 @@ def candidates(report: AuditReport) -> tuple[Arm, ...]:
     | Shared pathway | Standard | raw logits |
     | none of them | Standard, the usual recipe, to compare with | raw logits |
 
-    After them comes each Z method once more at a tenth of its λ.
+    After them, each Z method is listed again at a tenth of its λ.
     """
     fired = [decision.stage for decision in report.decisions if decision.fired]
     budget = report.lambda_budget or LambdaBudget(math.nan)
@@ -116,7 +116,7 @@ def one_digit(value: float) -> float:
 
 
 def with_references(arms: Sequence[Arm]) -> tuple[Arm, ...]:
-    """The arms with Standard in front of every Gain-aware arm whose λ has none: it is compared with Standard."""
+    """The arms, with Standard inserted before every Gain-aware arm whose λ has none: the two are compared."""
     found: list[Arm] = []
     for arm in arms:
         if arm.method == GAIN_AWARE and (STANDARD, arm.coef) not in {one.key for one in found}:
@@ -130,7 +130,7 @@ def with_references(arms: Sequence[Arm]) -> tuple[Arm, ...]:
 
 @dataclass(frozen=True)
 class Speed:
-    """What was measured of one run's cost, in seconds."""
+    """The measured cost of one run, in seconds."""
 
     step: float
     """One optimizer step."""
@@ -159,7 +159,7 @@ def plan_time(
 
     Without a budget all arms, with `steps` or 100 steps each. Fewer arms rather than shorter runs: every run has at least 100
     steps. Where not all candidates fit, the last ones are left out, down to one; then confirmation seeds, down to one; then the
-    budget is too small. Where all fit, the steps grow.
+    budget is too small. If all fit, the runs get more steps.
     """
     per_run, room = steps or LEAST_STEPS, math.inf if budget is None else SHARE * budget
     for kept_seeds in range(len(seeds), 1, -1):
@@ -282,7 +282,7 @@ class EvaluatedArm:
     verdict: Verdict
     delta_ce: float | None
     ratio: float | None
-    """Of several quantities the largest ratio."""
+    """With several quantities, the largest ratio."""
     transported: float | None
     objection: str
     """Why it does not pass, in a phrase; empty if it passes."""
@@ -352,7 +352,7 @@ def choose(arms: Sequence[EvaluatedArm], *, centered_head: bool) -> EvaluatedArm
 
 
 def ranked(arms: Sequence[EvaluatedArm]) -> tuple[EvaluatedArm, ...]:
-    """Arms that pass by p99 ‖δ_u‖, the smallest first; then the others by ΔCE, the smallest first."""
+    """Arms that pass, by increasing p99 ‖δ_u‖; then the others, by increasing ΔCE."""
 
     def place(arm: EvaluatedArm) -> tuple[bool, float]:
         value = arm.transported if arm.passes else arm.delta_ce
@@ -492,7 +492,7 @@ UNDECIDED: Level = "undecided"
 
 @dataclass(frozen=True)
 class Answer:
-    """What to use and how sure; `method` None means to keep what one has."""
+    """What to use and how sure; `method` None means: keep what you have."""
 
     level: Level
     method: str | None
@@ -518,14 +518,14 @@ def decide_answer(
     | the best arm passes | it is accepted | the arm | confirmed here |
     | the best arm passes | it passes, inconclusive | the arm | direction only |
     | anything else | Centered head passes | Centered head | confirmed here if it is accepted, else direction only |
-    | the best arm passes | it does not pass | none: keep what one has | undecided |
-    | no arm passes | the nearest arm passes | none: keep what one has | undecided |
+    | the best arm passes | it does not pass | none: keep what you have | undecided |
+    | no arm passes | the nearest arm passes | none: keep what you have | undecided |
     | no arm passes | the nearest arm is rejected | no Z-loss | confirmed here |
     | no arm passes | the nearest arm does not pass, inconclusive | no Z-loss | direction only |
     | every arm was stopped early | – | no Z-loss | direction only |
 
-    Centered head is a second choice only where the source stage fired and its consequence matters: it trains as CE does, so it
-    costs no further run.
+    Centered head is a second choice only where the source stage fired and its consequence matters: it trains as CE does,
+    so it needs no extra run.
     """
     rejected = confirmed is not None and confirmed.verdict.verdict == "rejected"
     if not diagnosed:

@@ -208,13 +208,13 @@ REMEDIES = {
     "reported_z_value": "report the Z that is trained",
     "reported_z_no_gradient": "detach the reported Z, or give it a gradient",
     "reported_z_dtype": "report Z in fp32",
-    "returned_values": "return the loss to train on first, and say which of the further values is Z",
+    "returned_values": "return the loss to train on first, and state which of the other values is Z",
 }
 """Finding → remedy, in the order in which they should be made: what makes the trained objective wrong comes first."""
 
 
 def remedies_for(findings: Sequence[str]) -> str:
-    """One sentence with the remedy of each finding, each once, the gravest first; a finding without one is named."""
+    """One sentence with the remedy of each finding, each once, the most serious first; a finding without one is named."""
     known = [remedy for finding, remedy in REMEDIES.items() if finding in findings]
     unknown = [f"mend {finding}" for finding in findings if finding not in REMEDIES]
     return sentence(*dict.fromkeys([*known, *unknown])).removesuffix(".")

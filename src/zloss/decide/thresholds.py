@@ -31,7 +31,7 @@ class Thresholds(Limits):
     shift_over_log_v: float = 1.0
     """Source coordinate fires when p99 |μ| exceeds this many log V: the shift alone is then as large as the target c."""
     component_share: float = 0.1
-    """Objective decomposition fires when the smaller of E μ² and E(log Z̃ − c)² holds this share of their sum: one λ then
+    """Objective decomposition fires when the smaller of E μ² and E(log Z̃ − c)² exceeds this share of their sum: one λ then
     acts on two coordinates at once."""
     negligible_rms: float = 1.0
     """Objective decomposition stays quiet while the root mean squares of μ and of log Z̃ − c are both below this many
@@ -45,10 +45,11 @@ class Thresholds(Limits):
     """Shared pathway stays quiet while the larger path of the Z gradient, at λ = 1e-3, is below this share of the CE
     gradient of the table: a tenth of `r_z_budget`, at the largest usual λ."""
     delta_src: float = 0.01
-    """Implementation fires when Δ_src of an audited loss exceeds this: fp16 storage stays near it, bf16 is six times above."""
+    """Implementation fires when Δ_src of an audited loss exceeds this: fp16 storage stays near it, bf16 exceeds it more
+    than sixfold."""
     delta_theta: float = 0.01
     """Implementation also fires when Δ_θ, the relative error of a parameter gradient, exceeds this: rounding dW to bf16
-    alone makes 0.002."""
+    alone causes 0.002."""
     router_scale_tolerance: float = 0.01
     """Router reduction fires when |s_rel − 1| exceeds this."""
     grad_tail_ratio: float = 2.0
@@ -73,16 +74,17 @@ class Thresholds(Limits):
     """The R_Z for which λ is solved: between the 3.5 % of the paper's quality-neutral runs and the 17.5 % it calls large."""
 
     shift_noise: float = 0.01
-    """A common shift can matter from this error of the target's log-probability on, in nats (RMS): the ±1 % band of a
-    probability ratio."""
+    """A common shift can matter once the error of the target's log-probability reaches this, in nats (RMS): the ±1 % band
+    of a probability ratio."""
     shift_bits: float = 1.0
-    """And it does matter where centering would recover this many bits of it, log₂ of the error before over after."""
+    """It does matter if centering would also recover this many bits of that error: log₂ of the error before over the
+    error after."""
     normalizer_noise: float = 0.05
     """The log-normalizer matters if 16-bit logits of the centered head, as saved, still have this error, in nats (RMS)."""
     gain_share: float = 0.1
-    """The gain matters if p99 ‖δ_u‖ of Z is this share of that of CE."""
+    """The gain matters if p99 ‖δ_u‖ of Z reaches this share of that of CE."""
     input_path_share: float = 0.05
-    """The input path of a tied table matters if its Z gradient is this share of the CE gradient of the table."""
+    """The input path of a tied table matters if its Z gradient reaches this share of the CE gradient of the table."""
     implementation_error: float = 0.01
     """The implementation matters if the relative error of the CE+Z gradient exceeds this, or an error was found."""
     router_share: float = 0.1

@@ -103,7 +103,7 @@ def method_verdict(
 def with_parts(verdict: Verdict, parts: VerdictParts) -> Verdict:
     """`verdict` with its parts and what follows from them: any part that fails rejects, and all three must hold to accept.
 
-    The reasons are those of the parts that decided. A method without anything to lower has parts, but no verdict.
+    The reasons come from the parts that decided. A method without anything to lower has parts, but no verdict.
     """
     if parts.coordinate is None:
         return replace(verdict, accepted=None, reasons=(), parts=parts)
@@ -138,8 +138,8 @@ STATED = {
 def diagnosed_quantities(method: str, coordinate: Coordinate, baseline: Coordinate) -> tuple[Quantity, ...]:
     """What `method`, which deploys `coordinate`, has to lower; `baseline` is what the baseline deploys.
 
-    The reference of Gain-aware is Standard at the same λ, that of the others the baseline. CE has nothing to lower; a method of
-    another name (`zloss.register_objective`) has the tail of Standard.
+    Gain-aware is compared with Standard at the same λ, the others with the baseline. CE has nothing to lower; a method
+    registered under another name (`zloss.register_objective`) is treated like Standard.
     """
     violation, squared = f"{VIOLATION}.{coordinate}", f"{VIOLATION_SQUARED}.centered"
     tail = ("|log Z − c|" if coordinate == "raw" else "|log Z̃ − c|", violation, violation, 0.999)
@@ -211,7 +211,7 @@ def _gradient_norm(pairs: Pairs) -> VerdictPart:
 
 
 def _router_scale(comparison: Comparison, method: ComparedMethod, thresholds: Thresholds) -> VerdictPart | None:
-    """Holds if |s_rel − 1| ≤ tolerance; a failing scale comes with the λ_R that would have it.
+    """Holds if |s_rel − 1| ≤ tolerance; if it fails, the λ_R that would give s_rel = 1 is stated.
 
     s_rel of a variant is the same on every seed; None for the variant without a router loss.
     """

@@ -42,9 +42,9 @@ FEW_STEPS_P999 = 1000
 
 
 def all_must_hold(parts: Sequence[VerdictPart]) -> VerdictPart:
-    """One part of several questions: it fails where one fails, and holds where all hold.
+    """One part from several questions: it fails if one fails, and holds if all hold.
 
-    Numbers and interval are those of the first question with the joint state; `questions` has the numbers of all.
+    Numbers and interval come from the first question with the joint state; `questions` has the numbers of all.
     """
     if len(parts) == 1:
         return parts[0]

@@ -1,7 +1,7 @@
 """From the arguments of a public call to a validated problem: tensors checked once, tokens flattened to one axis.
 
 Here a loss gets its denominator, which cross-entropy and auxiliary share (`prepare_targets`). `prepare_head` and
-`prepare_logits` raise what can be known from the arguments before anything is computed. Two checks need results:
+`prepare_logits` raise every error that the arguments alone reveal, before anything is computed. Two checks need results:
 `check_mean` while the chunks run and `check_rows` after them. Checks that read values run on the CPU only.
 
 Axes: T tokens, V vocabulary rows inside log Z, D width.
@@ -79,7 +79,7 @@ class Targets:
 
 @dataclass(frozen=True, kw_only=True)
 class LossProblem:
-    """A validated loss: what those of hidden states and of logits share."""
+    """A validated loss: what losses of hidden states and losses of logits share."""
 
     operand_names: ClassVar[tuple[str, ...]]
     """The fields by which the loss is differentiated."""

@@ -19,13 +19,13 @@ from zloss.tensors import check_floating, check_holds_values
 def center_head_(
     linear: nn.Linear, *, model: nn.Module | Tensor | None = None, valid_vocab: int | None = None
 ) -> nn.Linear:
-    """Write W − 1w̄ (and b − b̄) into an untied head: softmax and cross-entropy stay, μ becomes 0 (paper eq:centered_head).
+    """Write W − 1w̄ (and b − b̄) into an untied head: μ becomes 0, softmax and CE do not change (paper eq:centered_head).
 
     Pass `model`, the model that holds the head, or its input embedding (module or table): a head whose weight another
     module of it holds is tied and is rejected, because writing would also change every input embedding. Without `model`
     only the `nn.Linear` itself is seen, and it cannot tell which modules share its weight: leave `model` out only for a head
-    that is known to be untied. Rows from `valid_vocab` on are padding: they are
-    outside the mean, and it is subtracted from them too, so that a softmax over all rows stays as well.
+    that is known to be untied. Rows from `valid_vocab` on are padding: they are not part of the mean, but it is
+    subtracted from them too, so that a softmax over all rows does not change either.
 
     >>> import zloss
     >>> head = zloss.center_head_(nn.Linear(8, 11))
@@ -46,9 +46,9 @@ def center_head_(
 def shift_head_(
     linear: nn.Linear, shift: Tensor, *, model: nn.Module | Tensor | None = None, valid_vocab: int | None = None
 ) -> nn.Linear:
-    """Add one vector [D] to every row of an untied head: cross-entropy stays, μ moves by shift·u. A controlled probe.
+    """Add one vector [D] to every row of an untied head: cross-entropy does not change, μ moves by shift·u. A controlled probe.
 
-    `model` is that of `center_head_`: with it a tied head is rejected, without it a tie is not detected. Padding rows
+    `model` is as for `center_head_`: with it a tied head is rejected, without it a tie is not detected. Padding rows
     move with the others, so that a softmax over all rows is unchanged too; `valid_vocab` is checked and changes nothing.
 
     >>> import zloss
@@ -95,7 +95,7 @@ class CenteredHeadWrapper(nn.Module):
 
     z̃ = z_raw − μ_head·1 (paper eq:centered_raw). The raw projection runs as the wrapped head does (16 bits included), so
     the realized softmax is unchanged; the weights are not touched. The output is fp32. Rows from `valid_vocab` on are
-    padding: they are outside the mean, and their logits move with the others, so that a softmax over all rows is unchanged.
+    padding: they are not part of the mean, but their logits move with the others, so that a softmax over all rows is unchanged.
 
     >>> import zloss
     >>> deployed = zloss.CenteredHeadWrapper(nn.Linear(8, 11))
@@ -149,8 +149,9 @@ def mu_loss_(weight: Tensor, coef: float | None, *, group: dist.ProcessGroup | N
 def mu_center_(weight: Tensor, *, group: dist.ProcessGroup | None = None) -> Tensor:
     """W ← W − w̄, the μ-centering of a head [V, D]; call it after every `optimizer.step()`, whose state it leaves alone.
 
-    Softmax and cross-entropy stay, unless the table is also the input embedding: from scratch that is how the method was
-    published, but a pretrained tied model loses its predictions, so untie it first. `group` is that of `mu_loss_`.
+    Softmax and cross-entropy do not change, unless the table is also the input embedding: from scratch that is how the
+    method was published, but a pretrained tied model loses its predictions, so untie it first. `group` is as for
+    `mu_loss_`.
 
     >>> import zloss
     >>> zloss.mu_center_(torch.tensor([[1.0, 0.0], [3.0, 2.0]]))

@@ -219,10 +219,10 @@ def _require_first_unit_backward(upstream: Tensor, *, first: bool) -> None:
     """Reject a second backward pass, or one whose upstream gradient is not 1: dW is in the buffer already."""
     if upstream.device.type != "cpu":
         # Checked on the device: reading the value here would stall the stream.
-        torch._assert_async(upstream == 1, "with `weight_grad_buffer` the upstream gradient must be 1")
+        torch._assert_async(upstream == 1, "with `weight_grad_buffer`, the upstream gradient must be 1")
     elif float(upstream) != 1.0:
         raise InputError(
-            f"with `weight_grad_buffer` the upstream gradient of the loss is expected to be 1, but got "
+            f"with `weight_grad_buffer`, the upstream gradient of the loss is expected to be 1, but got "
             f"{float(upstream)!r}: dW was added in the forward pass. Put factors into `normalizer` or `token_weight`."
         )
     if not first:

@@ -154,10 +154,9 @@ def logits_loss(
 
     `logit_scale` and `softcap` are applied to `logits` here: leave both at their defaults if the model has already applied them.
     For vocabulary-parallel logits pass a DTensor with Shard(-1), or the local columns and `group=`. Logits may also be a
-    DTensor that is sharded over tokens, with the targets of all of them: every rank returns the loss of all tokens, and the
-    gradient is sharded as the logits are. The caller's logits are
-    never overwritten. 16-bit logits are read in fp32; what their storage has lost cannot be recovered (paper
-    sec:precision_link).
+    DTensor that is sharded over tokens, with the targets of all of them: every rank returns the loss of all tokens, and
+    the gradient is sharded like the logits. The caller's logits are never overwritten. 16-bit logits are read in fp32;
+    what their storage has lost cannot be recovered (paper sec:precision_link).
 
     >>> import torch, zloss
     >>> logits = torch.randn(3, 11, requires_grad=True)

@@ -71,7 +71,7 @@ class HeadOptions:
     """"mean" divides by N = Σ w_t over valid tokens, or by an explicit global `normalizer`; "sum" does not divide; "none"
     returns w_t·ℓ_t in the shape of `target`."""
     valid_vocab: int | None = None
-    """Rows of the head inside log Z, μ and w̄; the rows after them are padding. None: all."""
+    """Rows of the head that are included in log Z, μ and w̄; the rows after them are padding. None: all."""
     logit_scale: float = 1.0
     """s of z = s(Wu + b)."""
     softcap: float | None = None
@@ -83,10 +83,10 @@ class HeadOptions:
     backend: Backend = "auto"
     """"auto" is Triton on a GPU if it is installed and "chunked" elsewhere; "dense" is the slow reference."""
     products: Products = "auto"
-    """In which dtype the matrix products run: "operand" (16 bits) or "fp32"; "auto" is "operand" on a GPU for 16-bit
+    """Dtype in which the matrix products run: "operand" (16 bits) or "fp32"; "auto" is "operand" on a GPU for 16-bit
     operands and "fp32" elsewhere (`head/products.py`)."""
     chunk_size: int | None = None
-    """Tokens per chunk; None: as many as `memory_budget` holds."""
+    """Tokens per chunk; None: as many as fit into `memory_budget`."""
     memory_budget: int | None = None
     """Bytes of the V-wide buffers of a chunk; None: ZLOSS_CHUNK_BYTES, else 128 MB on a CPU and 1.25 GiB on a GPU."""
 
@@ -261,7 +261,7 @@ GPU_BYTES = 5 * 2**28
 BUDGET_VARIABLE = "ZLOSS_CHUNK_BYTES"
 """Environment variable that replaces both defaults; the option `memory_budget` takes precedence."""
 GPU_TOKENS = 1280
-"""Fewest tokens of a chunk on a GPU, whatever the budget; only `chunk_size` goes below."""
+"""Minimum tokens per chunk on a GPU, whatever the budget; only `chunk_size` goes below it."""
 TILE = 128
 
 _IN_ENVIRONMENT = os.environ.get(BUDGET_VARIABLE, "")

@@ -166,7 +166,7 @@ class HeadProducts:
             largest = torch.linalg.vector_norm(self._weight_VD, torch.inf, dtype=dtype)
             self._unit = _power_of_two(largest, _COPY_EXPONENT)
         self._copy_VD: Tensor | None = None
-        """That copy, made on first use. A plain attribute: torch.compile does not enter the lock of a cached_property."""
+        """The copy, made on first use. A plain attribute: torch.compile does not enter the lock of a cached_property."""
 
     def logits_(self, hidden_CD: Tensor, out_CV: Tensor) -> None:
         """out = h Wᵀ, for h in compute precision, or in 16 bits where the device takes that."""

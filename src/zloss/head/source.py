@@ -325,7 +325,7 @@ def explain(objective: Objective, *, vocab: int) -> Explanation:
 
 
 def _inexpressible(objective: Objective, vocab: int) -> str | None:
-    """Why no setting of a c = 0, raw Z is this objective; None if one is."""
+    """Why no setting of a raw Z with c = 0 gives this objective; None if one does."""
     if not objective.active:
         return None
     if not isinstance(objective, StandardZLoss):

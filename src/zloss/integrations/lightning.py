@@ -28,8 +28,8 @@ class ZLossCallback(Callback):
     """Training loss CE + Z during `fit`, `zloss/…` scalars in every logger of the trainer, alerts on changes.
 
     `model`: the attribute of the LightningModule that holds the transformers model. The scalars are over the last
-    `window` optimizer steps and are written every `log_every_n_steps` of the trainer; `scalars="main"` writes ten of them,
-    a list of names these. Gradient norms are those before clipping. The state of the alerts is saved with
+    `window` optimizer steps and are written every `log_every_n_steps` of the trainer; `scalars="main"` writes ten of
+    them, a list of names only those. Gradient norms are those before clipping. The state of the alerts is saved with
     Lightning's checkpoints.
     """
 

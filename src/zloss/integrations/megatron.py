@@ -99,7 +99,7 @@ class ZLossHandle(HookHandle):
 
         An error with reduction="sum", where a loss function that multiplies by the mask would scale all gradients."""
         if self.reduction == "sum":
-            raise InputError('with reduction="sum" the model returns Σ loss_mask·loss already: use handle.loss_func.')
+            raise InputError('with reduction="sum", the model already returns Σ loss_mask·loss: use handle.loss_func.')
         return self._report(loss_mask)
 
     def _report(self, loss_mask: Tensor) -> dict[str, Tensor]:
@@ -123,7 +123,7 @@ class ZLossHandle(HookHandle):
             return
         if self.reduction == "sum" and self._loss_mask is None:
             raise MissingInputError(
-                'with reduction="sum" pass `loss_mask` to the model: model(..., loss_mask=loss_mask).'
+                'with reduction="sum", pass `loss_mask` to the model: model(..., loss_mask=loss_mask).'
             )
         if not self._layout_checked:
             self._layout_checked = True
@@ -186,12 +186,12 @@ def _check_model(model: Any, fused: bool) -> None:
         )
     if getattr(model.config, "overlap_moe_expert_parallel_comm", False):
         raise UnsupportedModelError(
-            "`overlap_moe_expert_parallel_comm` runs the layers of the model without its forward: switch it off."
+            "`overlap_moe_expert_parallel_comm` runs the layers of the model without calling its `forward`: turn it off."
         )
     if fused and model.post_process:
         found, deferred = type(model.output_layer).__name__, model.config.defer_embedding_wgrad_compute
         if getattr(model.output_layer, "bias", None) is not None:
-            raise UnsupportedModelError("the fused loss expects an output layer without bias: pass fused=False.")
+            raise UnsupportedModelError("the fused loss expects an output layer without a bias: pass fused=False.")
         if found != "ColumnParallelLinear" or deferred:
             raise UnsupportedModelError(
                 f"the fused loss expects an output layer of class ColumnParallelLinear, but got {found} with "
@@ -219,7 +219,7 @@ def _transposed(name: str, tensor: Tensor, b: int, s: int) -> Tensor:
         return tensor.transpose(0, 1)
     hint = f": pass `{name}.transpose(0, 1)`" if tensor.shape == (s, b) else ""
     raise ShapeError(
-        f"`{name}` is expected to be [b, s] = [{b}, {s}], as `input_ids`, but got {list(tensor.shape)}{hint}."
+        f"`{name}` is expected to be [b, s] = [{b}, {s}], like `input_ids`, but got {list(tensor.shape)}{hint}."
     )
 
 
@@ -230,6 +230,6 @@ def _refuse_transposed(labels: Tensor, input_ids: Tensor | None) -> None:
     as_given, transposed = ((each[:, :-1] == input_ids[:, 1:]).float().mean() for each in (labels, labels.T))
     if transposed > max(0.5, float(as_given)):
         raise ShapeError(
-            "`labels` is expected to be [b, s], as `input_ids`, but its transpose holds the next tokens of `input_ids`: pass "
+            "`labels` is expected to be [b, s], like `input_ids`, but its transpose holds the next tokens of `input_ids`: pass "
             "`labels.transpose(0, 1)`."
         )

@@ -110,7 +110,7 @@ class ZLossLMHeadConfig(LMHeadConfig):  # type: ignore[misc]
     def of(
         cls, head: LMHeadConfig, *, coef: float | None, target: float | None, objective: str = "standard"
     ) -> ZLossLMHeadConfig:
-        """The configuration `head` with a Z-loss."""
+        """The configuration `head`, with a Z-loss added."""
         if head.name != LMHeadType.default:
             raise UnsupportedModelError(f"a head of type 'default' is expected, but got {str(head.name)!r}.")
         kept = {field.name: getattr(head, field.name) for field in fields(LMHeadConfig)}

@@ -112,7 +112,7 @@ class InnerProducts:
         self._sums: defaultdict[tuple[str, str, str], float] = defaultdict(float)
 
     def add(self, part: str, gradients: Mapping[str, Tensor]) -> None:
-        """Add those of parameters in the set `part`: of every loss with itself and with CE."""
+        """Add the products over parameters in the set `part`: of every loss with itself and with CE."""
         for name, grad in gradients.items():
             for other in {name, CE} & gradients.keys():
                 self.add_pair(part, name, other, grad, gradients[other])
@@ -321,7 +321,7 @@ class BodyGradients:
     def _go_back(
         self, outputs: Sequence[tuple[Tensor, Mapping[str, Tensor]]], leaves: Sequence[Tensor], *, keep: bool = False
     ) -> None:
-        """Every loss from `outputs` with their adjoints to the parameters and to `leaves`."""
+        """Backpropagate every loss from `outputs`, given with their adjoints, to the parameters and to `leaves`."""
         tensors, names = [x for x, _ in outputs], list(outputs[0][1]) if outputs else []
         table = [] if self._table is None else [self._table]
         for name in names:
@@ -334,7 +334,7 @@ class BodyGradients:
                     self.add(tensor, name, grad)
 
     def add(self, tensor: Tensor, name: str, grad: Tensor) -> None:
-        """Add a part of the gradient of a loss; parts of a parameter's in 16 bits are summed in fp32."""
+        """Add a part of the gradient of a loss; 16-bit parts of a parameter's gradient are summed in fp32."""
         if id(tensor) in self._reduced:
             raise CheckpointError(
                 f"{self._names[id(tensor)]} is used by several layers, but only one of them has it among its parameters: "

@@ -89,7 +89,7 @@ def logit_noise(
     """δ of the tokens of some sequences, each (hidden states, targets); 16-bit products only of the first `products` of them.
 
     `mean_row_D`: w̄ of the unscaled head, None for a head without μ; then there are no centered numbers. Tokens whose log p₃₂
-    is not finite do not count. Of logits that overflow the 16-bit format the numbers are None.
+    is not finite do not count. If logits overflow the 16-bit format, the numbers are None.
     """
     hidden, targets = zip(*sequences, strict=True)
     hidden_TD, target_T, sizes = torch.cat(hidden), torch.cat(targets), [len(target) for target in targets]

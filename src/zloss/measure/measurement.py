@@ -38,7 +38,7 @@ class Measurement:
     gain_beta: float
     """β of the gain-aware weight 1 / (1 + β·A_p²)."""
     spectra: tuple[HeadSpectrum, HeadSpectrum]
-    """Of the raw head and of the row-centered head, in the order of `COORDINATES`."""
+    """The spectra of the raw and the row-centered head, in the order of `COORDINATES`."""
     mean_row_D: Tensor
     """w̄ of the scaled head, fp64."""
 
@@ -55,7 +55,7 @@ class Measurement:
         return prepare_head(hidden_TD, head.weight_VD, target_T, head.bias_V, options)
 
     def spectrum(self, coordinate: Coordinate) -> HeadSpectrum:
-        """Of the head in one coordinate."""
+        """The spectrum of the head in one coordinate."""
         return self.spectra[COORDINATES.index(coordinate)]
 
     @property
@@ -126,7 +126,8 @@ def model_blocks(
     bos: BosPolicy = "auto",
     offset: int = 0,
 ) -> ModelBlocks:
-    """The first `count` blocks after `offset`, or all; `size` None is the smaller of 256 and what the model has."""
+    """The first `count` blocks after `offset`, or all; `size` None is the smaller of 256 and the number of positions of
+    the model."""
     for name, value in (("blocks", count), ("block_size", size)):
         if value is not None and value < 1:
             raise InputError(f"`{name}` is expected to be a whole number ≥ 1, but got {value}.")

@@ -358,7 +358,7 @@ class TokenSample:
         self.vectors_SD: NDArray[np.float32] = np.empty((0, width), dtype=np.float32)
 
     def add(self, index_C: NDArray[np.int64], vectors_CD: Tensor | Array) -> None:
-        """Take drawable tokens; those with the smallest hashes of all that came stay."""
+        """Add drawable tokens; the ones with the smallest hashes so far are kept."""
         rows = np.arange(len(index_C))
         if len(self.index_S) == self.limit:  # most of a long text ends here
             rows = np.flatnonzero(hash_index(index_C, self.seed) < hash_index(self.index_S, self.seed).max())

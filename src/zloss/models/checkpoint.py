@@ -53,7 +53,8 @@ ENVIRONMENT_KEYS = ("_name_or_path", "transformers_version", "dtype", "torch_dty
 
 @dataclass(frozen=True)
 class CustomHead:
-    """What has to be known of a model that is not of transformers: z = logit_scale·(W u + b), capped if there is a `softcap`."""
+    """What must be known about a model that is not from transformers: z = logit_scale·(W u + b), capped if there is a
+    `softcap`."""
 
     module: nn.Module
     """The output layer, with a weight [V, D] and perhaps a bias [V]."""
@@ -78,11 +79,11 @@ class Checkpoint:
     stored_dtype: torch.dtype | None = None
     """Dtype of the weights on disk, by the config; None if it does not say."""
     custom: CustomHead | None = None
-    """None for a model of transformers."""
+    """None for a transformers model."""
 
     @property
     def config(self) -> Any:
-        """That of transformers; None for another model."""
+        """The config of a transformers model; None for any other."""
         return None if self.custom is not None else self.model.config
 
     def bos_id(self, policy: BosPolicy) -> int | None:
@@ -375,7 +376,7 @@ def _is_adapter(name: str, file: Path) -> str:
 
 
 def _hub_adapter(identifier: str, *, local_files_only: bool) -> Path | None:
-    """The adapter configuration if the id on the hub is that of a PEFT adapter."""
+    """The adapter configuration if the id on the hub belongs to a PEFT adapter."""
     from transformers.utils.hub import cached_file
 
     try:
@@ -442,7 +443,7 @@ def hub_is_reachable() -> bool:
 def positions_of(checkpoint: Checkpoint) -> tuple[int, bool] | None:
     """(positions that a model was built for, whether they are rows of a table); None for a model without any.
 
-    A model cannot read beyond a table. Rotary positions have no limit, but the model was not trained beyond them. ALiBi and
+    A model cannot read beyond its table. Rotary positions have no limit, but the model was not trained beyond them. ALiBi and
     recurrent models have none.
     """
     model, config = checkpoint.model, checkpoint.config and checkpoint.config.get_text_config()
@@ -477,7 +478,7 @@ def resolve_block_size(checkpoint: Checkpoint, requested: int | None, *, bos: bo
             f"`block_size` is {size}, but {checkpoint.name} has {count} positions{for_bos}: use at most {most}."
         )
     return size, (
-        f"Warning: blocks of {size} predictions are longer than the {count} positions that the model was made for{for_bos}. Its "
+        f"Warning: blocks of {size} predictions are longer than the {count} positions that the model was built for{for_bos}. Its "
         f"numbers beyond them are not those of the trained model; blocks of {most} would fit."
     )
 

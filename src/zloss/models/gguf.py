@@ -1,6 +1,6 @@
 """GGUF files, converted once to a safetensors folder in the user's cache.
 
-Dequantising takes most of the loading time. A model that transformers loads straight from GGUF stays marked as quantized, so
+Dequantizing takes most of the loading time. A model that transformers loads straight from GGUF stays marked as quantized, so
 it cannot be saved or trained; one loaded from the converted folder can.
 """
 

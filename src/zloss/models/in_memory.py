@@ -27,7 +27,7 @@ def checkpoint_in_memory(
     tokenizer: Any = None,
     name: str | None = None,
 ) -> Checkpoint:
-    """The model inside its wrappers, with its tokenizer if there is one; `name` is by default that of its folder or its class."""
+    """The model inside its wrappers, with its tokenizer if there is one; `name` defaults to that of its folder or class."""
     module = unwrapped(model)
     kind = type(module).__name__
     refuse_shards(module)
@@ -70,7 +70,7 @@ def refuse_shards(module: nn.Module) -> None:
     if any(map(is_dtensor, module.parameters())):
         raise InputError(
             "the model is measured by one process, but its parameters are sharded (FSDP2): use DDP or one process, or gather "
-            "the weights into a whole model first."
+            "the full weights first."
         )
 
 

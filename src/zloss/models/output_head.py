@@ -110,7 +110,7 @@ def hidden_states(checkpoint: Checkpoint, head: OutputHead) -> Iterator[HiddenSt
     """Hidden states of token ids: the forward pass of the model, stopped before its head.
 
     They are the input of the output-embedding module, caught by a forward pre-hook, so scaling or normalization before the head
-    needs no special case. Those of a model that is not of transformers are what its `hidden_of` returns.
+    needs no special case. For a model that is not from transformers, they are what its `hidden_of` returns.
     """
     if checkpoint.custom is not None:
         yield checkpoint.custom.hidden_of
@@ -134,7 +134,7 @@ def hidden_states(checkpoint: Checkpoint, head: OutputHead) -> Iterator[HiddenSt
                 raise
             raise CheckpointError(
                 f"the forward pass of {checkpoint.name} fails ({type(error).__name__}: {first_line(error)}): its config and its "
-                "weights do not belong together, or the model needs inputs other than token ids."
+                "weights do not match, or the model needs inputs other than token ids."
             ) from error
         raise CheckpointError(f"{checkpoint.name} never calls its output head in a forward pass: it cannot be audited.")
 
@@ -156,8 +156,8 @@ FORESIGHT = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 1e-2, to
 def check_head(checkpoint: Checkpoint, head: OutputHead, ids_N: Tensor) -> float | None:
     """The relative difference between our logits and the model's; a `CheckpointError` if it is too large.
 
-    Also an error if the model is not causal, that is, if changing the last token changes the hidden states before it. None for
-    a model that gives no logits to compare with: not of transformers, and its head is a table.
+    Also an error if the model is not causal, that is, if changing the last token changes the hidden states before it.
+    None for a model that gives no logits to compare with: not from transformers, with a table as its head.
     """
     custom = checkpoint.custom
     ids_BN = ids_N[:CHECK_TOKENS].unsqueeze(0).to(head.weight_VD.device)
@@ -202,7 +202,7 @@ def check_head(checkpoint: Checkpoint, head: OutputHead, ids_N: Tensor) -> float
 def _check_custom_logits(
     checkpoint: Checkpoint, custom: CustomHead, head: OutputHead, ids_BN: Tensor, hidden_BND: Tensor
 ) -> float | None:
-    """The same for a model that is not of transformers: against what the model itself returns for token ids, if those are
+    """The same for a model that is not from transformers: against what the model itself returns for token ids, if those are
     logits (or log-probabilities) of every position, else against what the head returns for the hidden states."""
     ours, shape = head.logits(hidden_BND), (*ids_BN.shape, head.vocab)
     try:

@@ -21,7 +21,7 @@ A plain fp32 norm of a large CPU tensor sums its squares sequentially, and its r
 at 10⁸ entries). Here a large CPU tensor is read as pieces of 2¹⁵ entries, on all threads. Their fp32 norms are accurate to
 1e-7 and are combined in fp64. An accelerator reduces in a tree, so its tensors are read whole.
 
-Adam's direction is that of its step before learning rate and weight decay:
+Adam's direction is the direction of its step, before learning rate and weight decay:
 
     d_proxy = m / (√v + ε)                                    the paper's uncorrected proxy
     d_adam  = (m / (1 − β₁ᵗ)) / (√(v / (1 − β₂ᵗ)) + ε)        the bias-corrected direction
@@ -130,7 +130,7 @@ class Recorder:
         """`group`: all ranks that train the model together; the default is all ranks if parameters are DTensors, else none.
         Losses are then averaged over ranks, which is the loss of the step if each rank's loss was divided for averaged
         gradients (`zloss.global_normalizer`). `micro_batches_add_up`: every rank of the group has separate micro-batches,
-        so their counts are summed; otherwise the count is that of this rank, and of nonfinite ones that of the worst rank.
+        so their counts are summed; otherwise the count is this rank's, and nonfinite ones are counted on the worst rank.
         `copies(p)`: how many ranks of the group hold the plain parameter p; by default all of them. In a pipeline it is
         1, and 2 for a table that two stages share."""
         if adam_every is not None and (adam_every < 1 or optimizer is None):
@@ -208,7 +208,7 @@ class Recorder:
     def _gradient_norms(self) -> Tensor:
         """[√Σ share·g², ‖g‖∞] of the entries on this rank.
 
-        A gradient is distributed like its parameter, unless it is a DTensor with placements of its own.
+        A gradient is distributed like its parameter, unless it is a DTensor with other placements.
         """
         pairs = [(p.grad, p.grad if is_dtensor(p.grad) else p) for p in self._parameters if p.grad is not None]
         local = [local_part(gradient) for gradient, _ in pairs]

@@ -63,8 +63,9 @@ def audit_model(
     `tokens`: ids [B, N + 1], N predictions in each row, or `zloss.validation_blocks(file, tokenizer)`. Without them the files
     `texts` are read through `tokenizer`, a loaded one or its name; by default the text that ships with Python. Without a
     tokenizer the page shows token ids instead of text.
-    `coef`, `target`, `logits`: λ, c (None: log V) and the precision of stored logits in your training. `name` is shown as that of
-    the model. `options` are further fields of `AuditConfig`: `blocks`, `block_size`, `gradient_blocks`, `valid_vocab`, …
+    `coef`, `target`, `logits`: λ, c (None: log V) and the precision of stored logits in your training. `name` is shown as
+    the name of the model. `options` are further fields of `AuditConfig`: `blocks`, `block_size`, `gradient_blocks`,
+    `valid_vocab`, …
 
     Scaling: gradients are mean-reduced over the predictions of the first `gradient_blocks` rows or blocks.
 

@@ -197,14 +197,14 @@ def refuse_overlap(out: Path, inputs: Sequence[Path]) -> None:
     """
     for given in inputs:
         if _same(out, given):
-            raise OutputError(f"`out` is {given} itself, and an original is never overwritten: choose another folder.")
+            raise OutputError(f"`out` is {given} itself, which is never overwritten: choose another folder.")
         if any(_same(parent, given) for parent in out.parents):
-            raise OutputError(f"`out` is inside {given}, and an original is never changed: choose a folder outside it.")
+            raise OutputError(f"`out` is inside {given}, which is never changed: choose a folder outside it.")
         for file in (given, *(given.iterdir() if given.is_dir() else ())):
             # Files may be symlinks into another folder, as in the Hub cache.
             if any(_same(parent, out) for parent in file.resolve().parents):
                 raise OutputError(
-                    f"`out` contains {file}, and an original is never overwritten: choose a folder that does not contain it."
+                    f"`out` contains {file}, which is never overwritten: choose a folder that does not contain it."
                 )
 
 
@@ -229,8 +229,8 @@ def measure_model(
 ) -> tuple[CenteringNumbers, Tensor]:
     """(the numbers of one model, its log p(y) [T] from fp32 logits), over all rows of the head.
 
-    μ is measured over the `valid_vocab` of the configuration too. The noise of 16-bit logits is against `reference_T`, log p(y)
-    of the original; None for the original itself.
+    μ is measured over the `valid_vocab` of the configuration too. The noise of 16-bit logits is measured against
+    `reference_T`, log p(y) of the original; None for the original itself.
     """
     report = run_audit(replace(config, valid_vocab=None), checkpoint=checkpoint, progress=progress, noise=False)
     valid = None

@@ -21,7 +21,7 @@ from zloss.results.folder import LOCK_FILE
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 BETWEEN = ("project_in", "embed_layer_norm", "emb_layer_norm", "word_embeddings_layernorm")
-"""Modules between the embeddings and the first layer, through which a moved mean row would not pass unchanged."""
+"""Modules between the embeddings and the first layer that would not pass a moved mean row on unchanged."""
 CARD = "README.md"
 NOT_CARRIED = {INDEX, CARD, FILE, LOCK_FILE, "config.json", "zloss.json"}
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
@@ -75,7 +75,7 @@ def plan_change(
 
 
 def refuse_uncenterable(checkpoint: Checkpoint, head: OutputHead) -> None:
-    """Heads for which subtracting the mean row would change the model."""
+    """Reject heads for which subtracting the mean row would change the model."""
     if head.softcap is not None:
         raise CoordinateError(
             f"{checkpoint.name} softcaps its logits at {head.softcap:g}: a common shift of the logits before the cap changes its "
@@ -263,7 +263,7 @@ def _done(result: Centering) -> str:
     bias = ", and the mean of the bias from the bias" if result.mean_bias is not None else ""
     text = f"The {rows} of the output head (‖w̄‖ = {result.mean_row_norm:.4g}) was subtracted from every row{bias}."
     if result.tied_after:
-        text += " The head is still tied to the input embedding: w̄ was added to every learned position in return."
+        text += " The head is still tied to the input embedding: w̄ was added to every learned position to compensate."
     elif result.tied_before:
         text += (
             " The head was tied to the input embedding and is a separate tensor in this copy "

@@ -55,9 +55,9 @@ class CenterConfig(TextChoice):
     logits: LogitStorage = "bf16"
     """Precision in which your stack stores its logits; the verdict is about their rounding."""
     shift_noise: float = Thresholds.shift_noise
-    """Smallest error of a token's log-probability before centering that makes the copy worth keeping, in nats (RMS)."""
+    """Minimum error of a token's log-probability before centering for the copy to be worth keeping, in nats (RMS)."""
     shift_bits: float = Thresholds.shift_bits
-    """Fewest bits of that error that centering must recover as well: log₂ of the error before over the error after."""
+    """Minimum bits of that error that centering must also recover: log₂ of the error before over the error after."""
 
     def __post_init__(self) -> None:
         check_counts(self, ("blocks",))
@@ -87,7 +87,8 @@ class DriftConfig(TextOptions):
     offset: int = 0
     """Blocks to skip at the start of the text."""
     valid_vocab: Annotated[int | str | None, Option(metavar="N|tokenizer")] = None
-    """Rows of the head that count in log Z, μ, w̄ and c: a number, or 'tokenizer' for the tokenizer's length. Default: all."""
+    """Rows of the head that are included in log Z, μ, w̄ and c: a number, or 'tokenizer' for the tokenizer's length.
+    Default: all."""
     diag_coef: float = 1e-4
     """λ_diag of R_Z."""
     gradient_blocks: int = 8
@@ -139,7 +140,7 @@ LEAST_VALID_BLOCKS = 32
 LEAST_VALID_TOKENS = 2000
 """Half of them leave 50 tokens beyond the 95 % quantile."""
 WARMUP = 0.1
-"""Share of the steps that warm up."""
+"""Share of the steps used for warm-up."""
 NOT_OF_THE_RUNS = {
     *("model", "texts", "valid_texts", "text_field", "tokenizer"),  # their tokens and weights are
     *("budget", "steps", "seeds", "methods", "max_arms", "runs", "tolerance_ppl", "router_convention", "router_coef"),
@@ -168,7 +169,7 @@ class Training:
 
 @dataclass(frozen=True)
 class RecommendConfig(TextOptions):
-    """A checkpoint, its texts, a budget, and the training it will have."""
+    """A checkpoint, its texts, a budget, and the training planned for it."""
 
     model: Annotated[str, Option(positional=True, metavar="MODEL")] = SMOLLM2
     """`smollm2`, a Hugging Face id, a folder in that format, or a GGUF file."""

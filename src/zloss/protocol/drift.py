@@ -100,7 +100,7 @@ def measure_checkpoint(
 ) -> tuple[KeptCheckpoint, bool]:
     """(the finished checkpoint, whether it was measured already); Ctrl-C during its audit ends the whole command.
 
-    `folder` is that of the whole measurement: the audit is kept in `checkpoints/NAME` inside it.
+    `folder` is the folder of the whole measurement: the audit is kept in `checkpoints/NAME` inside it.
     """
     with progress.step(f"loading {place.name}", None):
         checkpoint, cut = _open(place, config)
@@ -190,7 +190,7 @@ def find_places(config: DriftConfig) -> list[Place]:
     for before, after in itertools.pairwise(places):
         if before.step == after.step:
             raise InputError(
-                f"`checkpoints` has two checkpoints of step {before.step}, {before.model} and {after.model}: leave one out."
+                f"`checkpoints` has two checkpoints for step {before.step}, {before.model} and {after.model}: leave one out."
             )
     if len(places) < 2:
         found = f"only {places[0].name} was found" if places else "none was found"
@@ -262,12 +262,12 @@ def check_inputs(places: Sequence[Place], config: DriftConfig) -> None:
         for key, value in found.items():
             if value != expected[key]:
                 raise InputError(
-                    f"`checkpoints` are not of one run: the {SHAPE[key]} of {place.name} is {value!r}, "
+                    f"`checkpoints` are not from one run: the {SHAPE[key]} of {place.name} is {value!r}, "
                     f"but {expected[key]!r} in {places[0].name}."
                 )
         if read != tokens:
             raise InputError(
-                f"`checkpoints` are not of one run: {place.name} tokenizes the text differently from {places[0].name}."
+                f"`checkpoints` are not from one run: {place.name} tokenizes the text differently from {places[0].name}."
             )
 
 
@@ -281,7 +281,7 @@ def _check_weight_files(folder: Path, *, allow_pickle: bool) -> None:
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise CheckpointError(f"{index} cannot be read: {first_line(error)}.") from error
         if missing := sorted(name for name in names if not (folder / str(name)).is_file()):
-            raise CheckpointError(f"{folder} lacks {missing[0]}, which its index {index.name} names.")
+            raise CheckpointError(f"{folder} lacks {missing[0]}, which its index {index.name} lists.")
     files = sorted(folder.glob("*.safetensors"))
     if not files and not allow_pickle:
         raise CheckpointError(

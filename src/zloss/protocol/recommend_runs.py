@@ -299,7 +299,7 @@ def read_recorded_runs(
     others = [run for run in found if run.method not in (CE_ARM.method, CENTERED_HEAD)]
     if not ce or not others:
         lacking = "no finished run of ce" if not ce else "no finished run of a method with a Z-loss"
-        raise InputError(f"`runs` hold {lacking}: a recommendation compares both at the same seeds.")
+        raise InputError(f"`runs` has {lacking}: a recommendation compares both at the same seeds.")
     seeds = [run.seed for run in ce]
     first = next((seed for seed in preferred if seed in seeds), seeds[0])
     return ce + others, [first, *(seed for seed in seeds if seed != first)], unfinished

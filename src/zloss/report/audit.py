@@ -182,7 +182,7 @@ def audit_summary(report: AuditReport, *, models: str | None = None, verbose: bo
 
 
 def decision_document(decisions: Sequence[Decision], first: Block, models: str | None = None) -> Document:
-    """Every stage under `first`, which counts them; stages that were not evaluated for one reason share a line.
+    """Every stage, below the line `first`, which counts them; stages that were not evaluated for the same reason share a line.
 
     `models` says which joined result is of which model.
     """
@@ -294,7 +294,7 @@ def remarks(report: AuditReport) -> list[str]:
 
 
 def head_definition(key: str, report: AuditReport) -> Definition:
-    """How a number of the head is written for this model; under a softcap the gain is another one."""
+    """How a number of the head is written for this model; under a softcap the gain is a different quantity."""
     found = BY_KEY[key]
     if report.model.softcap is None or key not in CAPPED:
         return found

@@ -332,7 +332,7 @@ def _router_losses(router: RouterVariants) -> Document:
 
 
 def training_figures(groups: Sequence[MethodCurves]) -> list[Figure]:
-    """Curves over the steps, one colour per method, and the tail of gradient norms."""
+    """Curves over the steps, one color per method, and the tail of gradient norms."""
     figures = []
     for key in CURVES:
         found = {group.name: group.curves.get(key) for group in groups}
@@ -380,7 +380,7 @@ def _methods_figure(
     of: str = "",
     **log: bool,
 ) -> Figure:
-    """One line per method; a method without a curve in one figure keeps its colour in the others.
+    """One line per method; a method without a curve in one figure keeps its color in the others.
 
     Matched variants lie on the line of the token-layer mean, so they are dashed.
     """

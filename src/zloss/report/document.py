@@ -1,7 +1,7 @@
 """A result as a document: the blocks that every result kind is described in, once, for terminal, page and Markdown.
 
 Text is prose: `code` is in backticks, and symbols (P_Z^99.9, δ_u) are set as mathematics where the renderer can.
-`Plain` text, such as the name of a model, is shown letter by letter.
+`Plain` text, such as the name of a model, is shown exactly as it is.
 """
 
 from __future__ import annotations
@@ -162,13 +162,13 @@ class Figure:
     title: str
     spec: Mapping[str, Any]
     series: tuple[tuple[str, str], ...]
-    """(name, colour) of everything that is drawn."""
+    """(name, color) of everything that is drawn."""
     caption: str = ""
     hint: str = ""
     """What the drawn quantity means."""
     width: int = 300
     height: int = 230
-    """Of the frame in a file, in pixels; on a page the width is that of its place."""
+    """Size of the frame in a file, in pixels; on a page, the frame is as wide as its place."""
 
 
 @dataclass(frozen=True)

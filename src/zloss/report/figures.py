@@ -25,15 +25,15 @@ Domain = tuple[float, float]
 FORMATS = ("svg", "png")
 RAW, CENTERED = "raw head", "centered head"
 TONES = {RAW: "#b9502b", CENTERED: "#1d6c8c"}
-"""Colours of the two coordinates."""
+"""Colors of the two coordinates."""
 COLOURS = ("#5f6b73", "#8a8f2a", "#b9502b", "#1d6c8c", "#7a4fa3", "#2f8f5b", "#c28a1b", "#a33b63")
-"""Colours of methods, in the order in which a figure names them."""
+"""Colors of methods, in the order in which a figure names them."""
 INK, SOFT, RULE, STRONG = "#1c2026", "#646b76", "#e3e0da", "#c9c5bc"
 ON_PAGE = {
     INK: "--ink", SOFT: "--soft", RULE: "--rule", STRONG: "--rule-strong",
     TONES[RAW]: "--raw", TONES[CENTERED]: "--centered",
 }  # fmt: skip
-"""Colour → the variable of the page's style sheet, which has another value in the dark."""
+"""Color → the variable of the page's style sheet, which has another value in the dark."""
 LARGEST, SMALLEST = 1e290, 1e-290
 """Values beyond these are not drawn: differences of two of them overflow, and a logarithm of 0 does not exist."""
 AXIS_HEIGHT = 60
@@ -185,7 +185,7 @@ def log_domain(*samples: Values, margin: float = 0.04) -> Domain:
 
 
 def colour_of(index: int) -> str:
-    """The colour of the n-th method, in every figure of a page."""
+    """The color of the n-th method, in every figure of a page."""
     return COLOURS[index % len(COLOURS)]
 
 

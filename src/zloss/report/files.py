@@ -165,7 +165,7 @@ def terminal_document(results: DecidedResults, *, verbose: bool = False) -> Docu
 def write_result(folder: Path, results: DecidedResults, *, figures: bool = True) -> list[Path]:
     """The record of the one result in `results`, comparison.md of a comparison, report.html, then figures.
 
-    Files are written atomically, and nothing of an earlier result remains.
+    Files are written atomically, and no file of an earlier result remains.
     """
     (record,) = (record for name in PLURALS.values() for record in getattr(results, name))
     file, page, text = folder / record.FILE, folder / PAGE_FILE, folder / "comparison.md"
@@ -193,7 +193,8 @@ def _figures_of(record: Any) -> dict[str, list[Figure]]:
 
 
 def clear_leftovers(folder: Path, written: Sequence[Path]) -> None:
-    """Remove the records, pages and figures of earlier results that were not `written` now: nothing of two is mixed."""
+    """Remove the records, pages and figures of earlier results that were not `written` now, so that two results are never
+    mixed."""
     remove_leftovers(folder, written, [f"{name}.{suffix}" for name in FIGURE_NAMES for suffix in FORMATS])
 
 

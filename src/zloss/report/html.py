@@ -2,7 +2,7 @@
 
 Its content policy names the checksums of the page's own style sheet and scripts, so a browser sends no request and runs no
 other script and no attribute with code or style, whatever text reaches the page. Figures are data until the page's script
-draws them. Widths of bars and colours of methods, which attributes would hold otherwise, are classes of the style sheet.
+draws them. Widths of bars and colors of methods, which attributes would hold otherwise, are classes of the style sheet.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _asset(name: str) -> str:
 
 
 def _generated_rules() -> str:
-    """The rules of the style sheet that are made of numbers: a class per colour of a series, a class per width in per cent."""
+    """The rules of the style sheet that are made of numbers: a class per color of a series, a class per width in per cent."""
     chips = "".join(
         f".chip.{_colour_class(colour)}::before {{ background: {_on_page(colour)}; }}\n"
         for colour in dict.fromkeys((*TONES.values(), *COLOURS))

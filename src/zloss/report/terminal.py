@@ -26,11 +26,11 @@ TEXTS = {"strong": "bold", "answer": "bold", "soft": "dim", "lead": "", "facts":
 MARKS = {"fired": "●", "quiet": "●"}
 """Before the word of a verdict; ○ where nothing was evaluated."""
 WIDE = 120
-"""Columns of a terminal from which on nothing is left out."""
+"""Terminal width, in columns, from which no table column is left out."""
 PADDING = 2
 """Blanks and rule between two columns."""
 LEAST_PROSE = 26
-"""Columns that a sentence in a table needs to be read."""
+"""Columns that a sentence in a table needs to be readable."""
 
 
 def print_document(document: Iterable[Block], console: Console | None = None) -> None:

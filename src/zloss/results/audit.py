@@ -259,7 +259,7 @@ class ModelInfo:
     valid_vocab: int | None = None
     """Rows inside log Z, μ, w̄ and c."""
     rows_beyond_tokenizer: int | None = None
-    """Rows of the head that no token has."""
+    """Rows of the head that belong to no token."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further facts: source, class, parameters, dtype, agreement of our logits with the model's."""
 
@@ -386,13 +386,13 @@ class PlannedLoss:
     coef: float = 1e-4
     """λ."""
     target: float | None = None
-    """c; None in a report that is too partial to know log V."""
+    """c; None in a report too incomplete to determine log V."""
     logits: LogitStorage = "bf16"
     """Precision in which the training stack stores its logits."""
     delta_u_99: float | None = field(default=None, metadata=NOT_NEGATIVE)
     """p99 over tokens of ‖δ_u‖ of Z, per token before any reduction."""
     delta_u_ce_99: float | None = field(default=None, metadata=NOT_NEGATIVE)
-    """p99 over tokens of ‖Wᵀp − W_y‖, the same of cross-entropy."""
+    """p99 over tokens of ‖Wᵀp − W_y‖, the same for cross-entropy."""
     r_z: float | None = field(default=None, metadata=NOT_NEGATIVE)
     """‖g_Z‖/‖g_CE‖ at the output head, on the diagnostic batch."""
     r_z_model: float | None = field(default=None, metadata=NOT_NEGATIVE)
@@ -404,7 +404,7 @@ class PlannedLoss:
     router_coef: float | None = None
     """λ_R; None if none was given."""
     router_convention: str | None = None
-    """The reduction under which λ_R is meant."""
+    """The reduction that λ_R refers to."""
     router_share: float | None = field(default=None, metadata=NOT_NEGATIVE)
     """‖g_RZ‖/‖g_CE‖ on the router weights at λ_R; None without λ_R or routers."""
 
@@ -441,13 +441,13 @@ class AuditReport(ResultRecord):
     tied_paths: TiedPaths | None
     """The Z gradient of a tied table by path; None for an untied head."""
     provenance: AuditProvenance
-    """What made the numbers."""
+    """How the numbers were produced."""
     diag_coef: float = 1e-4
     """λ_diag of `diag_z`, `delta_u_99` and the gradients."""
     gain_beta: float = 1e-2
     """β of `delta_u_99_gain_aware`."""
     target: float | None = None
-    """c; None only in a report that is too partial to know it."""
+    """c; None only in a report too incomplete to determine it."""
     precision: Precision = field(default_factory=Precision)
     """Spacing of stored logits."""
     logit_noise: LogitNoise | None = None
@@ -455,7 +455,7 @@ class AuditReport(ResultRecord):
     planned: PlannedLoss | None = None
     """The Z-loss that the consequences assume; None in files written before this field existed."""
     nonfinite: Nonfinite = field(default_factory=Nonfinite)
-    """Tokens that no tail contains."""
+    """Tokens that are excluded from every tail."""
     quantile_bounds: dict[str, Any] = field(default_factory=dict)
     """Empty: quantiles are exact. In files of version 0.2 the bounds of estimated ones, by the dotted path of the number."""
     verdict: ActionVerdict | None = None

@@ -52,7 +52,7 @@ class CenteringNumbers:
     """p99 |μ| over the first `valid_vocab` rows; None if these are all rows."""
     bf16_noise: float | None = None
     """Root mean square over tokens y of log p(y) from bf16 logits minus log p(y) of the original from fp32 logits, in nats; None
-    where logits overflow. That of the copy includes the second rounding of its head."""
+    where logits overflow. For the copy, this includes the second rounding of its head."""
     fp16_noise: float | None = None
     """The same for fp16 logits."""
 
@@ -66,7 +66,7 @@ class Centering:
     model: str
     """The original, as it was named."""
     corpus: str
-    """The text of the check."""
+    """The text on which the two were compared."""
     predictions: int
     """Tokens scored."""
     tied_before: bool
@@ -74,7 +74,7 @@ class Centering:
     tied_after: bool
     """Whether it still does."""
     extra_bytes: int
-    """By how much the weights grew."""
+    """How much the weights grew, in bytes."""
     stored_dtype: str
     """Dtype in which the changed tensors are stored, as in the original."""
     vocab: int

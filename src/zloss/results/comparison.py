@@ -246,7 +246,7 @@ class HeadSummaries:
 
 @dataclass(frozen=True)
 class HeadDifferences:
-    """Differences of the quantities of the head, method and baseline in the same coordinate."""
+    """Differences between method and baseline in the quantities of the head, both in the same coordinate."""
 
     raw: dict[str, SeedDifference] = field(default_factory=dict)
     """Both in raw logits."""
@@ -254,7 +254,7 @@ class HeadDifferences:
     """Both in row-centered logits."""
 
     def of(self, coordinate: Coordinate | None) -> dict[str, SeedDifference]:
-        """Those of one coordinate; raw if none is stated."""
+        """The values in one coordinate; raw if none is stated."""
         return self.centered if coordinate == "centered" else self.raw
 
 
@@ -301,7 +301,7 @@ class ComparedMethod:
     coordinate: Coordinate | None = None
     """The coordinate the method deploys."""
     seeds: tuple[int, ...] = ()
-    """Seeds in the means: those the baseline has too, or all where it has none of them."""
+    """Seeds in the means: those that the baseline also has, or all of them if it has none."""
     metrics: dict[str, SeedSummary] = field(default_factory=dict)
     """The flat numbers of `metrics.json`, in the deployed coordinate."""
     heads: HeadSummaries = field(default_factory=HeadSummaries)
@@ -339,7 +339,7 @@ class ComparedProvenance:
     runs: int
     """Number of runs."""
     commands: tuple[str, ...]
-    """Their command lines, each once."""
+    """Their command lines, without duplicates."""
     seconds: float
     """Seconds of all runs, training and validation."""
     threads: int
@@ -360,7 +360,7 @@ class Comparison(ResultRecord):
     FILE: ClassVar[str] = "comparison.json"
 
     model: str | None = field(default=None, metadata=written_with("model"))
-    """Name of the model that every run began with; absent if the runs do not name it."""
+    """Name of the model that every run started from; absent if the runs do not name it."""
     baseline: str
     """Name of the method that the others are compared with."""
     baseline_coef: float | None = None

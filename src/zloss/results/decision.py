@@ -83,7 +83,7 @@ class Decision:
     fired: bool | None
     """Whether it does; None if the stage was not evaluated."""
     reason: str
-    """The verdict in one sentence; of an unevaluated stage, the command that would evaluate it."""
+    """The verdict in one sentence; for a stage that was not evaluated, the command that would evaluate it."""
     action: str
     """What to do where it fires."""
     expected: str
@@ -129,7 +129,7 @@ class DecisionMap:
     order: tuple[str, ...] | None = field(default=None, metadata=written_with("order"))
     """Names of the fired stages in the order in which to act on them."""
     models: str | None = field(default=None, metadata=written_with("models"))
-    """Which result is of which model, in one sentence; absent if all name the same one."""
+    """Which model each result is for, in one sentence; absent if all name the same one."""
     verdict: ActionVerdict | None = field(default=None, metadata=written_with("verdict"))
     """What to do; None in files written before this field existed."""
 

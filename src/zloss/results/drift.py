@@ -1,6 +1,6 @@
 """`drift.json` with schema "zloss.drift/1": checkpoints of one run on the same text, and what moved while CE did not.
 
-Beside it `checkpoints/NAME/kept.json` with schema "zloss.drift-checkpoint/1": one finished checkpoint, which is reused as
+Next to it, `checkpoints/NAME/kept.json` with schema "zloss.drift-checkpoint/1": one finished checkpoint, which is reused as
 long as its weights, the text and the settings are the same.
 """
 

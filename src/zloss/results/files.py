@@ -95,7 +95,8 @@ def _record(path: Path, record_type: type[Read], data: Any) -> Read:
 
 
 def _load(path: Path) -> list[Result]:
-    """The results of a file or a folder; other JSON in a folder is passed over, a known kind in another version is not."""
+    """The results of a file or a folder; other JSON files in a folder are skipped; a known kind in another version is an
+    error."""
     if not path.exists():
         raise InputError(f"{path} does not exist: pass a folder that `zloss audit` has written.")
     found = []

@@ -158,7 +158,7 @@ class Owner:
     """`place_of` the model, where it is known: models of one name may lie in different folders."""
 
     def same(self, other: Owner) -> bool:
-        """Whether a later result may take the place of an earlier one."""
+        """Whether a later result may replace an earlier one."""
         mine, theirs = ((one.kind, Path(one.subject).name, one.text) for one in (self, other))
         return mine == theirs and (self.place == other.place or not self.place or not other.place)
 
@@ -190,7 +190,7 @@ def refuse_other(folder: Path, mine: Owner, *, force: bool = False) -> None:
 
 
 def refuse_strangers(folder: Path, sources: Sequence[Path], *, force: bool = False) -> None:
-    """An error if a page of the results `sources` would take the place of another result's page."""
+    """An error if a page of the results `sources` would replace another result's page."""
     if force or folder.absolute() in {source.absolute().parent for source in sources}:
         return
     for there in owners(folder):

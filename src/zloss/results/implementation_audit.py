@@ -71,7 +71,7 @@ class AppliedLoss:
     interpreted: bool
     """Whether its kernels ran on Triton's interpreter, which cuts bf16 off where a GPU rounds."""
     target: float
-    """c: the audit's, or the only one that the implementation knows."""
+    """c: the audit's, or the only one that the implementation supports."""
     rel_forward_error: float | None
     """|Ẑ − Z| / Z of the penalty summed over all tokens; None for a loss without Z."""
     delta_total: float | None
@@ -85,7 +85,7 @@ class AppliedLoss:
     kernel_delta_z: float | None
     """Relative error of the Z part against fp64 of the inputs as they were given: the kernel's own share."""
     delta_weight: float | None
-    """Of a loss that projects: relative error of the head's CE+Z gradient."""
+    """For a loss that projects: relative error of the head's CE+Z gradient."""
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,9 @@ class ImplementationAudit(ResultRecord):
     overflow: tuple[Fp16Headroom, ...]
     """One line per method."""
     provenance: AuditProvenance
-    """What made the numbers."""
+    """How the numbers were produced."""
     logprobs: tuple[LogprobNoise, ...] = ()
-    """Log-probabilities from 16-bit logits: one line per format, per what is rounded, and per head."""
+    """Log-probabilities from 16-bit logits: one line per format, rounded quantity and head."""
     autocast: str | None = None
     """Precision of the forward pass of the overflow audit; None for fp32."""
     status: Literal["complete", "partial"] = "complete"
@@ -172,7 +172,7 @@ class ImplementationAudit(ResultRecord):
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a section is empty or a number None, by its dotted path."""
     notes: tuple[str, ...] = ()
-    """What a reader must know: implementations that are not installed or could not run, slow paths."""
+    """What a reader needs to know: implementations that are not installed or could not run, slow paths."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of a newer version."""
 

@@ -42,7 +42,7 @@ def take_lock(handle: int) -> bool:
 SUFFIX = ".part"
 _NAME = re.compile(r"\..*\.zloss-(\d+)-\w+\.part")
 _OLD = 3600.0
-"""Seconds after which a part with a free lock is abandoned even where its process id is in use, by another process."""
+"""Seconds after which a part with a free lock counts as abandoned even if its process id is in use by another process."""
 
 
 def part_prefix(name: str) -> str:
@@ -134,7 +134,7 @@ def share(path: Path) -> None:
 
 
 def why_not_written(error: BaseException) -> str | None:
-    """The reason where somebody's error says that a write failed; None if it is about something else.
+    """The reason if an error of another library says that a write failed; None if it is about something else.
 
     Libraries written in Rust and C++ raise their own errors when the disk is full.
     """
@@ -168,7 +168,7 @@ def parse_json(text: str) -> Any:
 
 
 def read_json(file: Path, *, advice: str) -> Any:
-    """The JSON value in `file`; `advice` closes the sentence of the error ("run the command again")."""
+    """The JSON value in `file`; `advice` ends the error message ("run the command again")."""
     try:
         return parse_json(file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -22,7 +22,7 @@ class Witness:
     seed: int
     """Seed of the probe."""
     expected: float | None
-    """The number that a right loss gives."""
+    """The number that a correct loss gives."""
     measured: float | None
     """The number that this loss gives; None if it is not finite."""
     noise: float | None
@@ -81,11 +81,11 @@ class Uncertainty:
     """Half-widths of the identified numbers; None if the number itself is None."""
 
     coef: float | None = None
-    """Of λ."""
+    """Half-width of λ."""
     coef_relative: float | None = None
     """The same relative to λ."""
     target: float | None = None
-    """Of c, in nats."""
+    """Half-width of c, in nats."""
     unexplained: float | None = None
     """Largest share of the non-CE gradient, over the probe groups, that the identified penalty leaves unexplained."""
 
@@ -110,7 +110,7 @@ class Identified:
     """D_ce, the count that CE is divided by: "valid", "all", "sum" (1), "mean" where masks are rejected, "none" without CE, or
     "other"."""
     z_denominator: str | None
-    """D_z, in the same words; None without a Z."""
+    """D_z, with the same names; None without a Z."""
     uncertainty: Uncertainty
     """How exact the numbers are."""
     penalty: str = "none"
@@ -155,7 +155,7 @@ class SourceError:
     of: Literal["z", "total"] = "total"
     """Which source `delta_src` and `cosine` compare: that of Z where the loss has one, else the whole gradient."""
     delta_total: float | None = None
-    """The same as `delta_src`, of the whole gradient."""
+    """The same as `delta_src`, for the whole gradient."""
     tokens: int = 0
     """Tokens that were audited."""
     dtype: str = "float32"
@@ -196,7 +196,7 @@ class TargetModelSource:
     delta_src: float | None = None
     """‖applied − fp64‖ / ‖fp64‖ of the source named by `of`."""
     delta_total: float | None = None
-    """The same of the whole gradient."""
+    """The same for the whole gradient."""
     cosine: float | None = None
     """Cosine of the source named by `of` to fp64."""
     total_cosine: float | None = None
@@ -233,7 +233,7 @@ class LossAudit(ResultRecord):
     identified: Identified
     """What the loss applies."""
     findings: tuple[Finding, ...]
-    """Every question with its verdict, in the order in which they were put."""
+    """Every check with its verdict, in the order in which they were run."""
     source: SourceError
     """How far the applied source is from fp64."""
     provenance: dict[str, Any]

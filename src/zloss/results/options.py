@@ -57,7 +57,7 @@ class Option:
     repeated: bool = False
     """For a tuple: every use of the flag appends one value."""
     comma_separated: bool = False
-    """For a tuple of numbers: all values in one word, `10,50,100`."""
+    """For a tuple of numbers: all values in one argument, `10,50,100`."""
     zero_is_none: bool = False
     """For a count that may be None: 0 on the command line is None."""
     switch: str | None = None

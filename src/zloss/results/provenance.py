@@ -1,4 +1,4 @@
-"""What made a result, enough to make it again: one set of keys that audits, runs and reproductions share.
+"""How a result was produced, in enough detail to reproduce it: one set of keys that audits, runs and reproductions share.
 
 A file or folder is named by the last part of its path, so that no result reveals the folders of a machine: one rule for the
 title of a page, report.json, config.json and the recorded command.
@@ -21,7 +21,7 @@ from zloss.results.record import from_plain, to_plain
 
 
 def without_folders(name: str) -> str:
-    """The last part of a path that exists here; what is none, such as `owner/name` on the hub, stays.
+    """The last part of a path that exists here; anything else, such as `owner/name` on the hub, is returned unchanged.
 
     >>> without_folders("owner/name"), without_folders("/")
     ('owner/name', '/')
@@ -62,7 +62,7 @@ class Provenance:
     transformers: str | None = None
     """Version of transformers; None if it was not used."""
     command: str
-    """The command line, or the function, that made the result."""
+    """The command line, or the function, that produced the result."""
     started: str
     """Start of the work, ISO 8601 in UTC."""
     seconds: float

@@ -76,7 +76,7 @@ class RecommendPlan(ResultRecord):
     steps: int
     """Optimizer steps of every run."""
     settings: dict[str, Any]
-    """What all runs share, for a trainer of one's own: learning rate, schedule, batch, clipping, precision, blocks."""
+    """What all runs share, for your own trainer: learning rate, schedule, batch, clipping, precision, blocks."""
     request: str = ""
     """Budget, steps and seeds as requested; another request on the same runs makes another plan."""
     checkpoint_every: int = 100
@@ -119,11 +119,11 @@ class ArmResult:
     delta_ce: float | None = None
     """CE minus that of the CE run, in nats per token; None without a finished run."""
     ratio: float | None = None
-    """The quantity that the method is meant to lower, over its reference; of two quantities the larger ratio."""
+    """The quantity that the method is meant to lower, over its reference; the larger ratio if there are two quantities."""
     transported: float | None = None
     """p99 ‖δ_u‖ as deployed, over that of CE on raw logits, both at λ_diag: what arms are ranked by."""
     steps: int | None = None
-    """Steps that were taken."""
+    """Steps that were run."""
     confirmed: VerdictName | None = None
     """Its verdict on the fresh seeds and the other half of the text; None for an arm that was not carried to confirmation."""
 
@@ -149,7 +149,7 @@ class Paste:
 
 @dataclass(frozen=True)
 class Tested:
-    """On what the answer rests."""
+    """What the answer is based on."""
 
     model: str
     """The checkpoint."""
@@ -169,7 +169,7 @@ class Tested:
 
 @dataclass(frozen=True)
 class Recommendation(ResultRecord):
-    """The answer, its reasons, its price, and what it does not promise."""
+    """The answer, its reasons, its cost, and what it does not promise."""
 
     SCHEMA: ClassVar[str] = "zloss.recommendation/1"
     FILE: ClassVar[str] = "recommendation.json"
@@ -181,9 +181,9 @@ class Recommendation(ResultRecord):
     coef: float | None
     """Its λ; 0 without a penalty; None if nothing is decided."""
     level: Level
-    """How sure: "undecided" means to keep what one has."""
+    """How sure: "undecided" means that you keep what you have."""
     confidence: str
-    """On how many fresh seeds and steps the answer rests, what was assumed, and what was not tested."""
+    """How many fresh seeds and steps the answer is based on, what was assumed, and what was not tested."""
     why: tuple[str, ...]
     """Reasons, the deciding one first; numbers are those of the confirmation."""
     cost: tuple[str, ...]
@@ -195,7 +195,7 @@ class Recommendation(ResultRecord):
     paste: tuple[Paste, ...]
     """Lines for a plain loop, transformers, and the settings of other frameworks."""
     tested: Tested
-    """On what it rests."""
+    """What it is based on."""
     arms: tuple[ArmResult, ...]
     """The candidates and what selection said of them."""
     confirmation: tuple[Verdict, ...]
@@ -211,7 +211,7 @@ class Recommendation(ResultRecord):
     seconds: float
     """Time that everything took, interruptions left out."""
     notes: tuple[str, ...]
-    """What a reader must know: where the runs come from, seeds that the budget left out, few seeds."""
+    """What a reader needs to know: where the runs come from, seeds that the budget left out, few seeds."""
     provenance: Provenance
     """What made it."""
     verdict: ActionVerdict | None = field(default=None, metadata=written_with("verdict"))
@@ -221,7 +221,7 @@ class Recommendation(ResultRecord):
 
     @classmethod
     def from_dict(cls, data: Any) -> Self:
-        """The record of a parsed file; states of arms from before 0.3 are read as those of today."""
+        """The record of a parsed file; states of arms from before 0.3 are converted to the current ones."""
         # A file too damaged for that raises an error that names the key.
         with suppress(TypeError, KeyError):
             data = _with_states_of_today(data)

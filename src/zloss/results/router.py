@@ -37,7 +37,7 @@ class RouterScaleTable(ResultRecord):
     coef: float
     """λ_R as configured."""
     source: str
-    """The convention in which `coef` is meant."""
+    """The convention that `coef` refers to."""
     layers: int
     """Routers, L."""
     top_k: int
@@ -60,7 +60,7 @@ class RouterScaleTable(ResultRecord):
             raise InputError(f"`source` is {self.source!r}, which is not one of `conventions`.")
 
     def scale(self, convention: str) -> ConventionScale:
-        """That of one convention."""
+        """The scale under one convention."""
         return next(scale for scale in self.conventions if scale.convention == convention)
 
 
@@ -141,8 +141,8 @@ class MeasuredScale(ResultRecord):
     relative: float
     """s_rel against the token-layer mean over counted decisions, mean over decisions."""
     relative_all: float
-    """s_rel against the token-layer mean over all decisions, masked ones included: the reading of a code that counts
-    padding. Equal to `relative` without a mask."""
+    """s_rel against the token-layer mean over all decisions, masked ones included: what code that counts padding applies.
+    Equal to `relative` without a mask."""
     relative_per_layer: tuple[float, ...]
     """s_rel of every layer."""
     padding_ratio: float | None
@@ -151,9 +151,9 @@ class MeasuredScale(ResultRecord):
     residual: float
     """‖measured − explained‖ / ‖measured‖: near 0 when a weighted squared log-normalizer explains the gradient."""
     verdict: ScaleVerdict = "explained"
-    """ "explained": the figures hold. "not_squared": λ_R·α is that of λ_R·log Z without a square, and there is no c.
-    "squared_mean": they are those of the square of the mean log Z, not of the mean of squares. "unexplained": the gradient is
-    something else, and the figures are those of the nearest squared log-normalizer. "undetermined": more than one of these
+    """ "explained": the figures hold. "not_squared": λ_R·α multiplies log Z without a square, and there is no c.
+    "squared_mean": they refer to the square of the mean log Z, not to the mean of squares. "unexplained": the gradient is
+    something else, and the figures describe the nearest squared log-normalizer. "undetermined": more than one of these
     explains the gradient up to rounding."""
     name: str = ""
     """What was measured, as described by the caller."""
@@ -182,7 +182,7 @@ class MeasuredScale(ResultRecord):
 
     @property
     def negative_layers(self) -> tuple[int, ...]:
-        """The layers that reward the distance from c instead of penalizing it, beyond what rounding can feign."""
+        """The layers that reward the distance from c instead of penalizing it, beyond what rounding can mimic."""
         if self.verdict not in ("explained", "squared_mean", "not_squared"):
             return ()
         least = self.limit * max((abs(value) for value in self.relative_per_layer), default=0.0)
@@ -248,7 +248,7 @@ class RouterFindings:
 
     @property
     def projection(self) -> str:
-        """Under which assumptions the numbers that depend on λ_R hold, in words."""
+        """The assumptions behind the numbers that depend on λ_R, in words."""
         if self.coef_origin == "configuration":
             return f"at the model's {self.coef_key} = {self.coef:g}, if it is reduced by {self.convention}"
         if self.coef_origin == "given":

@@ -173,7 +173,7 @@ class TrainConfig(TextOptions):
     """λ of the method; γ of mu-loss."""
     coef_until: Annotated[int | None, Option(metavar="STEP")] = field(default=None, metadata=written_with("coef_until"))
     """λ is 0 from this optimizer step on: the run then trains as CE. steps.jsonl has the λ of every step and, as
-    `z_unscaled`, the penalty without it. Default: λ stays."""
+    `z_unscaled`, the penalty for λ = 1. Default: λ stays on."""
     target: float | None = None
     """Target c of the log-normalizer (of its relative part for factorized), in nats. Default: log V."""
     gain_beta: float = 1e-2
@@ -302,7 +302,7 @@ class TrainConfig(TextOptions):
         """Predictions of one optimizer step: the denominator of its loss."""
         if self.block_size is None:
             raise InputError(
-                "`block_size` is unknown until the model is loaded: pass one, or use that of the run's blocks."
+                "`block_size` is unknown until the model is loaded: set it, or use the size of the run's blocks."
             )
         return self.blocks_per_step * self.block_size
 
@@ -400,7 +400,7 @@ class RecordedData:
     valid: TextPart
     """The blocks on which the trained model is measured."""
     train: dict[str, Any] | None = None
-    """What the loop says about its training data; None if it says nothing."""
+    """What the training loop states about its training data; None if it states nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -440,5 +440,5 @@ class RecordedRun(ResultRecord):
 
     @property
     def name(self) -> str:
-        """The folder of the run: method, coefficient, seed, as of `zloss train`."""
+        """The folder of the run: method, coefficient and seed, as for `zloss train`."""
         return run_name(self.method, self.coef, self.seed)

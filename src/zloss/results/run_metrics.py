@@ -21,7 +21,7 @@ from zloss.results.record import COSINE, NATS, NOT_NEGATIVE, ROUNDING, SHARE, Re
 from zloss.results.steps import StepEndpoints
 
 VIOLATION = "violation"
-"""|log Z − c|; the coordinate follows, `violation.raw`, as after the next three."""
+"""|log Z − c|; the coordinate is appended, as in `violation.raw`, here and to the next three."""
 SHIFT = "shift"
 """|μ|; centered: the measured residual."""
 DELTA_U = "delta_u"
@@ -201,7 +201,7 @@ class RunMetrics(ResultRecord):
     tokens_consumed: int = field(metadata=NOT_NEGATIVE)
     """Token instances that the steps processed: steps times tokens per step."""
     tokens_available: int | None = field(metadata=NOT_NEGATIVE)
-    """Tokens in the training blocks; None if the loop did not say it."""
+    """Tokens in the training blocks; None if the loop did not report it."""
     reuse: float | None = field(metadata=NOT_NEGATIVE)
     """tokens_consumed / tokens_available; None if the latter is."""
     valid_predictions: int = field(metadata=NOT_NEGATIVE)

@@ -23,7 +23,7 @@ PHI = "phi_"
 
 @dataclass(frozen=True, kw_only=True)
 class StepEndpoints:
-    """What the steps of one run amount to."""
+    """Summary of the steps of one run."""
 
     steps: int = field(metadata=NOT_NEGATIVE)
     """Optimizer steps taken, those with a skipped update included."""
@@ -46,7 +46,7 @@ class StepEndpoints:
     grad_param_ratio_max: float | None = field(metadata=NOT_NEGATIVE)
     """Largest ‖g‖₂/‖θ‖₂ before clipping."""
     postclip_norm_p99: float | None = field(metadata=NOT_NEGATIVE)
-    """p99 of ‖g‖₂ after clipping, as the optimizer was given it."""
+    """p99 of ‖g‖₂ after clipping, as the optimizer received it."""
     postclip_norm_p999: float | None = field(metadata=NOT_NEGATIVE)
     """p99.9 of ‖g‖₂ after clipping."""
     postclip_norm_max: float | None = field(metadata=NOT_NEGATIVE)
@@ -77,7 +77,7 @@ class StepEndpoints:
     nonfinite_gradient_inf: float | None = field(metadata=SHARE)
     """Fraction of steps whose gradient holds an infinity and no NaN."""
     skipped_updates: int = field(metadata=NOT_NEGATIVE)
-    """Steps whose update was left out because the gradient was not finite."""
+    """Steps whose update was skipped because the gradient was not finite."""
     nonfinite_microbatch: float | None = field(metadata=SHARE)
     """Fraction of micro-batches whose loss is NaN or infinite."""
     nonfinite_microbatch_nan: float | None = field(metadata=SHARE)
@@ -109,9 +109,9 @@ class StepEndpoints:
     adam_d_ratio_p99: float | None = field(metadata=NOT_NEGATIVE)
     """p99 of ‖d‖₂/‖θ‖₂ over the samples, θ after the step."""
     adam_corrected_d_inf_p99: float | None = field(metadata=NOT_NEGATIVE)
-    """As `adam_d_inf_p99`, for the bias-corrected direction."""
+    """Like `adam_d_inf_p99`, but for the bias-corrected direction."""
     adam_corrected_d_ratio_p99: float | None = field(metadata=NOT_NEGATIVE)
-    """As `adam_d_ratio_p99`, for the bias-corrected direction."""
+    """Like `adam_d_ratio_p99`, but for the bias-corrected direction."""
 
     def check(self) -> None:
         """Reject endpoints that contradict each other: a quantile above the maximum, more events than steps."""
@@ -189,11 +189,11 @@ class StepRecord:
     gradient: GradientState = "finite"
     """Whether the gradient before clipping was finite."""
     updated: bool = True
-    """False if the update was left out because its gradient was not finite."""
+    """False if the update was skipped because its gradient was not finite."""
     lr: float | None = field(default=None, metadata=NOT_NEGATIVE)
-    """Learning rate of the step; None if the loop did not say it."""
+    """Learning rate of the step; None if the loop did not report it."""
     seconds: float | None = field(default=None, metadata=NOT_NEGATIVE)
-    """Wall-clock time of the step, in seconds; None if the loop did not say it."""
+    """Wall-clock time of the step, in seconds; None if the loop did not report it."""
     telemetry: dict[str, float | None] = field(default_factory=dict)
     """Further numbers by key, from the tokens of the step: tails of the head, numbers of the routers."""
     adam: AdamSample | None = None

@@ -1,4 +1,4 @@
-"""The router Z-loss, with what it applies to each routing decision (paper eq:router_loss).
+"""The router Z-loss, and what it applies to each routing decision (paper eq:router_loss).
 
     L_R = λ_R Σ_{t,l} α_l (log Z_R − c_R)²        ∂L_R/∂r = λ_R α_l · 2(log Z_R − c_R) · p
 
@@ -59,7 +59,7 @@ def router_loss(
     one all-reduce of L numbers, and `gradients` says what the framework does with the ranks' gradients, as for
     `zloss.global_normalizer`. `context.valid_tokens` is a count over all ranks.
 
-    Scaling: set by the convention; see `relative`. Statistics are those of this rank.
+    Scaling: set by the convention; see `relative`. Statistics cover this rank only.
 
     >>> r = torch.zeros(2, 5, 8, requires_grad=True)
     >>> out = router_loss(r, coef=1e-3, convention="active_route_mean", top_k=4, target=0.0)
@@ -357,13 +357,13 @@ def read_router_logits(router_logits: LayerTensors, mask: LayerTensors | None, *
             raise ShapeError(f"layer {index} of `router_logits` has no experts: shape {list(layer.shape)}.")
         if experts != first_experts:
             raise ShapeError(
-                f"every layer of `router_logits` is expected to have E = {first_experts} experts as layer 0 has, but layer "
+                f"every layer of `router_logits` is expected to have E = {first_experts} experts, like layer 0, but layer "
                 f"{index} has shape {list(layer.shape)}."
             )
         if tokens != first_tokens and not two_stacks:
             raise ShapeError(
-                f"every layer of `router_logits` is expected to have T = {first_tokens} tokens as layer 0 has, but layer "
-                f"{index} has {tokens}. For an encoder-decoder pass `context=RouterContext(encoder_layers=...)`."
+                f"every layer of `router_logits` is expected to have T = {first_tokens} tokens, like layer 0, but layer "
+                f"{index} has {tokens}. For an encoder-decoder, pass `context=RouterContext(encoder_layers=...)`."
             )
         if layer.device != layers[0].device:
             raise DeviceError(
@@ -383,7 +383,8 @@ def read_router_logits(router_logits: LayerTensors, mask: LayerTensors | None, *
 
 
 def _tensor_sequence(name: str, value: object, *, dims: int) -> tuple[Tensor, ...]:
-    """One tensor per layer: a tensor of `dims` axes alone, the first axis of one with one more, or a sequence."""
+    """One tensor per layer, from a single tensor of `dims` axes, from the first axis of a tensor with one more, or from a
+    sequence."""
     if isinstance(value, Tensor):
         check_tensor(name, value)
         return (value,) if value.ndim <= dims else value.unbind(0)

@@ -76,7 +76,7 @@ def alert_trackers(title: str, text: str) -> None:
 
 
 LEAST = {"tensorboard": "2.19", "wandb": "0.20", "trackio": "0.10", "mlflow": "3.0"}
-"""Tracker → its oldest supported version; of other trackers any version is accepted."""
+"""Tracker → its oldest supported version; for other trackers, any version is accepted."""
 EXTRA = "trackers"
 
 

@@ -36,7 +36,7 @@ from zloss.train.finished import FinishedRun, Pairing, baseline_runs, pair_runs
 NOT_METRICS = ("coef", "seed", "steps", "diag_coef", "valid_predictions")
 """Numbers of metrics.json that are settings."""
 POINTS = 300
-"""Most points of a curve."""
+"""Maximum number of points in a curve."""
 DENSE = ("p_z_999",)
 ROUTED = ("entropy", "load_cv", "router_log_z_p999")
 """Telemetry in `curves`, in addition to the training cross-entropy: of the head, or of the routers if there are any."""

@@ -29,7 +29,7 @@ class TrainData:
 
 
 def open_data(config: TrainConfig, tokenizer: Any, bos_id: int | None) -> TrainData:
-    """Tokenize both texts, cut from one text or two, and reject blocks that would be trained on and validated on."""
+    """Tokenize both texts, cut from one text or two, and reject blocks that would be used for both training and validation."""
     size = config.block_size
     assert size is not None, "`prepare_start` sets it"
 
@@ -54,8 +54,8 @@ def open_data(config: TrainConfig, tokenizer: Any, bos_id: int | None) -> TrainD
             stop = behind if behind is not None else start if start > config.offset else whole.count
         if stop <= config.offset:
             raise CorpusError(
-                f"the text {source.name!r} has {whole.count} blocks of {size}, which leaves none to train on besides "
-                f"{config.valid_blocks} for validation: use fewer `valid_blocks` or a longer text."
+                f"the text {source.name!r} has {whole.count} blocks of {size}, which leaves none to train on after "
+                f"setting aside {config.valid_blocks} for validation: use fewer `valid_blocks` or a longer text."
             )
         train, valid = whole.part(config.offset, stop), whole.part(start, start + config.valid_blocks)
     _check_disjoint(source, valid_source, train, valid)

@@ -63,7 +63,7 @@ class FinishedRun:
 
     @property
     def model(self) -> str | None:
-        """Name of the model that the run began with; None for a run of another loop, which records only a class."""
+        """Name of the model that the run started from; None for a run of another loop, which records only a class."""
         if self.moe is not None:
             return "a mixture of experts from scratch"
         if self.config.get("from_config") is not None:
@@ -78,8 +78,8 @@ class FinishedRun:
         whole = len(records) == wanted and all(record.step == i for i, record in enumerate(records, start=1))
         if not whole or wanted != self.record.training.steps:
             raise InputError(
-                f"{self.folder / STEPS_FILE} holds {len(records)} lines, but the run has {wanted} steps and its metrics are "
-                f"of {self.record.training.steps}: {RUN_AGAIN}."
+                f"{self.folder / STEPS_FILE} holds {len(records)} lines, but the run has {wanted} steps and its metrics cover "
+                f"{self.record.training.steps}: {RUN_AGAIN}."
             )
         return records
 
@@ -181,7 +181,7 @@ def _check_names(folder: Path, config: dict[str, Any], record: RunMetrics) -> No
 
 
 def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
-    """(finished runs in a folder of runs, names of unfinished ones), in the order of their names."""
+    """(finished runs in a folder of runs, names of unfinished ones), sorted by name."""
     if not folder.is_dir():
         raise InputError(
             f"folder {folder} does not exist: pass the output folder of `zloss train` or of recorded runs."
@@ -196,7 +196,7 @@ def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
         else:
             unfinished.append(place.name)
     if not runs and (folder / METRICS_FILE).is_file():
-        raise InputError(f"{folder} is one run: pass the folder that holds it and the runs it is compared with.")
+        raise InputError(f"{folder} is one run: pass the folder that contains it and the runs to compare it with.")
     if not runs:
         raise InputError(
             f"{folder} contains no finished run of `zloss train` or `zloss.record_run`, which is a folder with a {METRICS_FILE}."
@@ -221,12 +221,12 @@ def check_pair(baseline: FinishedRun, run: FinishedRun) -> None:
 
 
 def _check_settings(first: FinishedRun, run: FinishedRun) -> None:
-    """Refuse to take runs of one method and coefficient as seeds of one arm if they differ in its other settings."""
+    """Reject runs of one method and coefficient that differ in other settings: they are not seeds of one arm."""
     for key in () if run.method in UNPENALIZED else ("target", "coef_until", "gain_beta"):
         if first.config.get(key) != run.config.get(key):
             raise InputError(
-                f"{first.folder.name} and {run.folder.name} are seeds of one method and coefficient, but differ in {key} "
-                f"({first.config.get(key)!r} → {run.config.get(key)!r}): put them into separate folders."
+                f"{first.folder.name} and {run.folder.name} are seeds of the same method and coefficient, but differ in {key} "
+                f"({first.config.get(key)!r} → {run.config.get(key)!r}): put them in separate folders."
             )
 
 

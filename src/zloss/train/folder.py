@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, its step log, its checkpoints, its provenance."""
+"""The folder of a run: which run it belongs to, its step log, its checkpoints, its provenance."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 STEPS_FILE = "steps.jsonl"
 CHECKPOINTS = "checkpoints"
-"""Folder of the checkpoints inside that of an unfinished run."""
+"""Folder of the checkpoints, inside the folder of an unfinished run."""
 CHECKSUMS, RECORDS = "checksums.json", "records.jsonl"
 KEEP = 2
-"""Checkpoints that are kept, the last ones."""
+"""Number of checkpoints that are kept, the most recent ones."""
 WEIGHTS = "initial_weights"
 
 
@@ -191,7 +191,9 @@ def load_checkpoint(folder: Path, accelerator: Any) -> list[StepRecord]:
             accelerator.load_state(str(place))
             return read_steps(place, RECORDS)
         if first_rank():
-            print(f"{place.name} is damaged or of another run: the checkpoint before it is used.", file=sys.stderr)
+            print(
+                f"{place.name} is damaged or belongs to another run: the checkpoint before it is used.", file=sys.stderr
+            )
     return []
 
 

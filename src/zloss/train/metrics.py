@@ -108,7 +108,7 @@ def run_metrics(
     if steps < FEW_STEPS:
         reasons["p99"] = f"over {steps} steps a p99 is little more than the maximum: read the max"
     if available is None:
-        reasons["tokens_available"] = reasons["reuse"] = "the loop did not say how many training tokens there are"
+        reasons["tokens_available"] = reasons["reuse"] = "the loop did not report how many training tokens there are"
     return RunMetrics(
         method=run.method,
         coef=run.coef,

@@ -42,7 +42,7 @@ class Stress:
     changes: dict[str, Any]
     """Fields of `TrainConfig` with their values."""
     coef: float | None = None
-    """λ of the methods; None: as without the setting."""
+    """λ of the methods; None leaves it as it is without the setting."""
 
 
 STRESSES: dict[StressName, Stress] = {

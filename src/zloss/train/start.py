@@ -34,7 +34,7 @@ class Start:
 
     data: TrainData
     checkpoint: Checkpoint
-    """As loaded or built; every run trains a separate model, see `initial_checkpoint`."""
+    """The model as loaded or built; every run trains a separate one, see `initial_checkpoint`."""
     notes: tuple[str, ...] = ()
     """Notes on how the texts were split into blocks."""
 
@@ -349,5 +349,5 @@ def _check_draws_nothing(draws: bool) -> None:
     if draws:
         raise InputError(
             "the model draws random numbers (dropout) in its forward pass, so the blocks of a micro-batch cannot be split over "
-            "several processes: give `accumulate` at least as many micro-batches as there are processes."
+            "several processes: set `accumulate` to at least the number of processes."
         )

@@ -69,7 +69,7 @@ class Claim:
     reading: str = ""
     """Our part of the check: thresholds and tolerances that the paper does not give."""
     most: int = 7
-    """Most sentences quoted as evidence: a long table is not copied into its claim."""
+    """Maximum number of sentences quoted as evidence: a long table is not copied into its claim."""
 
     def judge(self, table: Table) -> Judgement:
         """Evaluate the claim; its evidence is the sentences of the failed tests, or of all."""

@@ -133,7 +133,7 @@ def _pydoc() -> TextSource:
 
 
 def file_sha256(text: Path) -> str:
-    """The checksum of a text file; an error that names it where it cannot be read."""
+    """The checksum of a text file; an error that names it if it cannot be read."""
     try:
         with text.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -83,7 +83,7 @@ class Table:
 
 
 def cells_from(record: object, columns: Mapping[str, str]) -> dict[str, Cell]:
-    """Cells of the numbers that a record has, by column and attribute; `delta_src.mean` goes into a record."""
+    """Cells of the numbers that a record has, by column and attribute; the dot in `delta_src.mean` leads into a record."""
     values: dict[str, float | None] = {}
     for column, path in columns.items():
         value: Any = record

@@ -71,7 +71,7 @@ def _draw(folder: Path, name: str, report: AuditReport) -> list[Path]:
 
 
 def sample_errors(sample: GeometrySample | None, head: str) -> dict[str, float | None]:
-    """How far the sampled tokens are from the two identities of the figure, largest relative error.
+    """How far the sampled tokens deviate from the two identities of the figure: the largest relative error.
 
     Panel a: every shape moves by −w̄, so x by ‖w̄‖ and y not at all (one number for the pair, on its centered line).
     Panel c: ‖δ_u‖ = a·‖δ_z‖.

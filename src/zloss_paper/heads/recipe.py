@@ -159,7 +159,7 @@ SHIFT_LEFT = 1e-4
 
 
 def goes_from_to(column: str, raw: Cell, centered: Cell) -> Compare:
-    """The number has the quoted values."""
+    """The number goes from one quoted value to the other."""
     return change(column, lambda found, after: near(found, raw) and near(after, centered))
 
 
@@ -179,7 +179,7 @@ def in_range(column: str, low: float, high: float) -> Compare:
 
 
 def both(*compares: Compare) -> Compare:
-    """All comparisons; the sentence has the numbers of all."""
+    """All of these comparisons; the sentence has the numbers of each."""
 
     def test(name: str, raw: Line, centered: Line) -> Tested:
         tested = [compare(name, raw, centered) for compare in compares]

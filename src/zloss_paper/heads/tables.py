@@ -47,7 +47,7 @@ from zloss_paper.heads.recipe import (
 )
 
 COLUMNS = ("ppl", "diag_z", "p_z_999", "a_p_99", "mu_abs_99")
-"""Of FineWeb-Edu the last one is ours: the paper mentions the shift without giving a number."""
+"""For FineWeb-Edu, the last one is ours: the paper mentions the shift without giving a number."""
 WIKITEXT_BLOCKS = {
     "DistilGPT-2": 512,
     "GPT-2": 512,

@@ -68,7 +68,7 @@ class OverflowConfig:
     """How the head forms its logits; paper: materialized in the autocast dtype."""
 
     def objectives(self) -> dict[str, Objective]:
-        """By the paper's names of the methods."""
+        """By the paper's names for the methods."""
         made = {name: make_objective(METHODS[name], self.coef) for name in self.methods}
         return {
             name: replace(one, beta=self.beta) if isinstance(one, GainAwareZLoss) else one for name, one in made.items()

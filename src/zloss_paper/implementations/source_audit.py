@@ -4,8 +4,8 @@
 
 Δ_src is the mean over tokens of ‖δ̂ − δ‖₂/‖δ‖₂, with its p99 and maximum next to it. The forward error is that of the scalar
 of a block, mean over blocks. The reference is fp64 on fp32 parameters. The lines "bf16 inputs" store no logits: hidden
-states and head are bf16 and our chunked backend projects them itself, against fp64 of the same bf16 numbers. Cost: 8 blocks,
-one forward pass and some fp64 products.
+states and head are bf16 and our chunked backend projects them itself, against fp64 of the same bf16 numbers. Cost: 8
+blocks, one forward pass and a few fp64 products.
 """
 
 from __future__ import annotations

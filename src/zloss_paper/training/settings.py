@@ -38,9 +38,9 @@ from zloss_paper.engine.recipe import Overrides, Profile
 from zloss_paper.engine.table import Key
 
 BYTES_PER_TOKEN = 5
-"""More than the mean of a BPE of this size, so a text has at least as many blocks as are counted with it."""
+"""More than the average of a BPE of this size, so a text always has at least the number of blocks estimated with it."""
 LEAST_BLOCKS = 64
-"""A shorter text gives too few blocks to train, continue and validate on."""
+"""A shorter text gives too few blocks to pretrain, continue and validate on."""
 LEARNING_RATE = 2.5e-4
 SEEDS = (1, 2)
 GPT2_SHIFT, PYTHIA_SHIFT = 250.0, 700.0
@@ -52,7 +52,7 @@ class Arm:
     """A method at a coefficient: one line of a training table."""
 
     method: str
-    """By the paper's name."""
+    """The method, by its name in the paper."""
     coef: float = 0.0
     key: tuple[tuple[str, Key], ...] = ()
     """Key of its line; empty: the method alone."""

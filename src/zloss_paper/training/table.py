@@ -34,7 +34,7 @@ METRICS = {
     "input_path_norm": "tied_paths.input_norm",
     "input_output_cosine": "tied_paths.cosine",
 }
-"""Columns whose key in metrics.json is another; a dot goes into a record."""
+"""Columns with a different key in metrics.json; a dot leads into a record."""
 VALIDATION = ("ppl", "ce", "diag_z", "p_z_999", "a_p_99")
 """Numbers of the validation pass: those of a model that diverged would be of its finite predictions only."""
 STEP_QUANTILES = ("grad_norm_p99",)

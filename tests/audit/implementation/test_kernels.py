@@ -154,7 +154,7 @@ def test_a_bias_becomes_a_column_and_a_scale_goes_into_the_weight() -> None:
 
 
 def test_a_capped_head_is_refused_by_projecting_losses() -> None:
-    with pytest.raises(CoordinateError, match="audit those that take logits"):
+    with pytest.raises(CoordinateError, match="audit losses that take logits instead"):
         row(find_implementation("chunked-linear"), head=dataclasses.replace(HEAD, softcap=3.0))
 
 

@@ -237,7 +237,7 @@ def test_settings_that_bypass_the_loss_are_refused(change: Callable[[Any], Any],
 
 
 def test_a_model_instead_of_a_trainer_is_refused() -> None:
-    with pytest.raises(InputError, match=r"got Linear. A model takes `apply\(model, objective\)`"):
+    with pytest.raises(InputError, match=r"got Linear. For a model, use `apply\(model, objective\)`"):
         attach(torch.nn.Linear(2, 2), OBJECTIVE)
 
 

@@ -40,13 +40,14 @@ class AuditConfig(TextOptions):
     offset: int = 0
     """Blocks to skip at the start of the text."""
     valid_vocab: Annotated[int | str | None, Option(metavar="N|tokenizer")] = None
-    """Rows of the head that count in log Z, μ, w̄ and c: a number, or 'tokenizer' for the tokenizer's length. Default: all."""
+    """Rows of the head that are included in log Z, μ, w̄ and c: a number, or 'tokenizer' for the tokenizer's length.
+    Default: all."""
     diag_coef: float = 1e-4
     """λ_diag of Diag Z and of the gradient section."""
     gain_beta: float = 1e-2
     """β of the gain-aware penalty whose effect is estimated: its weight is 1/(1 + β A²)."""
     coef: float = 1e-4
-    """λ of the Z-loss that you train with or plan to; the verdict says what it would do to this model."""
+    """λ of the Z-loss you train with, or plan to; the verdict says what it would do to this model."""
     target: float | None = None
     """c of that Z-loss; most frameworks use 0. Default: log V."""
     logits: LogitStorage = "bf16"

@@ -74,7 +74,7 @@ OFFLOADED = "skipped: some of the weights are offloaded (device_map)"
 EXTREME_TOKENS = 20
 """Rows of a table of extreme tokens."""
 SHOWN = ("log_z", "log_z_centered", "mu", "gain", "gain_centered", "ce")
-"""What these tables show of each token."""
+"""What these tables show for each token."""
 CONTEXT_TOKENS = 16
 """Tokens of context shown with an extreme token, including the last input token."""
 FP16_MAX = 65504.0
@@ -103,9 +103,10 @@ def audit_report(
 ) -> AuditReport:
     """The report without its decisions, from the columns of all tokens; every number that does not exist is None with its reason.
 
-    `sample` are the tokens that the geometry figure draws.
-    `agreement`: the relative difference between our logits and the model's own, None if there are none to compare with.
-    `complete` is False after Ctrl-C. `router` is what `router_section` found. `notes`: how the text was cut.
+    `sample` holds the tokens that the geometry figure draws.
+    `agreement`: the relative difference between our logits and the model's own, None if the model returns no logits to
+    compare with. `complete` is False after Ctrl-C. `router` is what `router_section` found. `notes`: how the text was
+    cut.
     """
     with clock("numbers"):
         heads = Heads(head_numbers(columns, measurement, "raw"), head_numbers(columns, measurement, "centered"))
@@ -177,7 +178,7 @@ def _planned_loss(
     tokens: int,
     router_share: float | None,
 ) -> PlannedLoss:
-    """What the configured Z-loss would send through the model; `shares` are those of λ_diag, on `tokens` predictions."""
+    """What the configured Z-loss would send through the model; `shares` were measured at λ_diag, on `tokens` predictions."""
     target = measurement.target if config.target is None else config.target
     delta_z_T = quantity(columns, "delta_z", "raw", replace(measurement, coef=config.coef, target=target))
     assert delta_z_T is not None

@@ -49,7 +49,7 @@ def run_audit(
     """The report of one audit, without its decisions; Ctrl-C during the pass gives a partial report.
 
     `folder` gets tokens.parquet and holds the parts of an unfinished pass; `checkpoint` is a model that is already loaded.
-    Without `noise` that of 16-bit logits is not measured, and a verdict cannot weigh the shift.
+    Without `noise`, the noise of 16-bit logits is not measured, and a verdict cannot weigh the shift.
     """
     found = run_audit_of(
         Job(),
@@ -71,7 +71,7 @@ class Audited:
 
     report: AuditReport
     columns: Columns
-    """Of all tokens that the report covers."""
+    """The columns of all tokens that the report covers."""
     measurement: Measurement
 
 
@@ -89,7 +89,7 @@ def run_audit_of(
 ) -> Audited | None:
     """`run_audit` on the processes of a job, which share the blocks: the first returns what was found, the others None.
 
-    `blocks` are those to read, in place of the text of the configuration.
+    `blocks`: the blocks to read instead of the text in the configuration.
     """
     progress = progress or Silent()
     clock, started = Clock(), datetime.now(UTC)

@@ -39,8 +39,8 @@ PART_ROWS, ROW_GROUP = 1 << 18, 1 << 17
 class TokenParts:
     """The parts of this process, in the order of the text, and the sample over all their tokens.
 
-    `fingerprint` is the identity of the pass: settings and tokens. That of the model takes seconds, so it is computed only when a
-    part is read or written.
+    `fingerprint` is the identity of the pass: settings and tokens. The checksum of the model takes seconds, so it is
+    computed only when a part is read or written.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class TokenParts:
         return first, last, *sample
 
     def add(self, start: int, stop: int, columns: Columns) -> None:
-        """Take the columns of the blocks start..stop, which follow those before; a part is written where one is due."""
+        """Take the columns of the blocks start..stop, which follow those before; a part is written when one is due."""
         self._pending_span = (self._pending_span[0] if self._pending else start, stop)
         self._pending.append(columns)
         rows = sum(len(part["block"]) for part in self._pending)
@@ -145,7 +145,7 @@ class TokenParts:
 
 
 def gathered_parts(job: Job, parts: TokenParts) -> Iterator[Columns]:
-    """The parts of all ranks in the order of the text, on the first rank, whose sample becomes that of all ranks.
+    """The parts of all ranks in the order of the text, on the first rank, where the sample then covers all ranks.
 
     The other ranks only send theirs.
     """
@@ -174,7 +174,7 @@ class ParquetColumns(Mapping[str, Array]):
         return column
 
     def move(self, file: Path) -> None:
-        """Put the file at its place, where it replaces an earlier one."""
+        """Move the file into place, replacing an earlier one."""
         with unwritable(str(file)):
             self.file.replace(file)
         self.file = file
@@ -187,7 +187,7 @@ class ParquetColumns(Mapping[str, Array]):
 
 
 def write_parquet(file: Path, parts: Iterator[Columns], facts: Mapping[str, str]) -> ParquetColumns:
-    """Write the parts as one Parquet file with row groups of at least `ROW_GROUP` rows (but for the last), and open it.
+    """Write the parts as one Parquet file with row groups of at least `ROW_GROUP` rows (except the last one), and open it.
 
     `facts` go into the metadata of the file. A column that does not exist for the head is null in every row.
     """

@@ -42,7 +42,7 @@ class ImplementationAuditConfig(TextOptions):
     implementation_tokens: int = 8
     """Evenly spaced tokens per block that go through every implementation."""
     update_blocks: int = 1
-    """Blocks of the batch of the update audit; 0 skips it. It needs memory for three more copies of the model's weights."""
+    """Blocks in the batch of the update audit; 0 skips it. It needs memory for three more copies of the model's weights."""
     overflow_blocks: int = 2
     """Blocks of the overflow audit, one batch each; 0 skips it."""
     methods: Annotated[tuple[str, ...], Option(comma_separated=True, metavar="A,B,...")] = (

@@ -1,4 +1,4 @@
-"""What reaches the parameters: stored logits up to Adam's direction, and the fp16 loss scale that gradients leave.
+"""What reaches the parameters: the error of stored logits up to Adam's direction, and the fp16 loss scale that gradients allow.
 
 Update audit: the reference source (fp64 statistics of the fp32 logits) and the source of the same logits stored in 16 bits go
 through one model graph, and the resulting parameter gradients are compared. For a tied head the head's gradient holds both
@@ -8,7 +8,7 @@ paths.
 
 Gradients are mean-reduced over all predictions of the batch. Axes: T tokens of a block, V vocabulary.
 
-Overflow audit: how much static fp16 loss scale the full-model gradient of each method leaves (paper eq:overflow_proxy). One
+Overflow audit: how large a static fp16 loss scale the full-model gradient of each method allows (paper eq:overflow_proxy). One
 batch is one block. The loss is mean-reduced, and the gradients are those an optimizer would receive: before clipping and before
 any loss scale. The head is part of what is audited. "paper": the head module computes the logits in the autocast dtype, and the
 loss reads them in fp32. "fused": `head_loss` computes fp32 logits from the same operands and stores none.

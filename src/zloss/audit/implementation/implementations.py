@@ -79,8 +79,8 @@ class Implementation:
                 )
         if self.torch_function is not None and not hasattr(F, self.torch_function):
             raise InputError(
-                f"auditing {self.title} needs a torch with torch.nn.functional.{self.torch_function}, but torch "
-                f"{torch.__version__} has none: use a newer one, or leave {self.name!r} out."
+                f"auditing {self.title} needs torch.nn.functional.{self.torch_function}, which torch {torch.__version__} does "
+                f"not have: use a newer torch, or leave {self.name!r} out."
             )
 
 
@@ -98,7 +98,7 @@ def _ours(name: str, title: str, function: Callable[..., Any], backend: ChosenBa
 
 
 def _manual_z(logits: Tensor, coef: float, target: float) -> Tensor:
-    """The penalty as people write it: fp32 logsumexp of the logits as they are stored."""
+    """The penalty as it is usually written: fp32 logsumexp of the logits in the dtype they are stored in."""
     return coef * ((torch.logsumexp(logits.float(), dim=-1) - target) ** 2).sum()
 
 
@@ -177,7 +177,7 @@ IMPLEMENTATIONS = {
         Implementation("cut-cross-entropy", "cut-cross-entropy", "linear", _cut, "cut_cross_entropy", has_z=False),
     )
 }
-"""By name, in the order of tables."""
+"""By name, in the order in which tables list them."""
 
 
 def find_implementation(name: str) -> Implementation:
@@ -225,7 +225,7 @@ def call(
 
 
 def interpreted(implementation: Implementation) -> bool:
-    """Whether it runs on Triton's interpreter on this machine, which is slow."""
+    """Whether it can run on this machine only in Triton's interpreter, which is slow."""
     return implementation.kernel and not torch.cuda.is_available()
 
 

@@ -52,7 +52,7 @@ AMPLIFIED = 256.0
 
 @dataclass(frozen=True)
 class KernelLine:
-    """One implementation at one dtype and logit multiplier. What it has no Z or no head for is None.
+    """One implementation at one dtype and logit multiplier. Numbers that need a Z or a head are None if it has none.
 
     The gradient is that at the logits, or at the hidden states for an implementation that projects them.
     """
@@ -170,7 +170,7 @@ def linear_inputs(head: OutputHead, hidden_TD: Tensor, dtype: torch.dtype, logit
     if head.softcap is not None:
         raise CoordinateError(
             f"the head caps its logits at {head.softcap:g}, but losses that compute their own logits are audited without a cap: "
-            "audit those that take logits."
+            "audit losses that take logits instead."
         )
     weight_VD = head.weight_VD.detach()
     if head.bias_V is not None:

@@ -164,7 +164,7 @@ class SourceErrors:
 def source_errors(
     z_CV: Tensor, stored_CV: Tensor, coef: float, target: float, *, statistics: Statistics = "fp32"
 ) -> SourceErrors:
-    """Compare the source of `stored_CV`, as an implementation that reads it would form it, with that of fp64 `z_CV`."""
+    """Compare the source that an implementation would form from `stored_CV` with the source of the fp64 logits `z_CV`."""
     log_z_C = torch.logsumexp(z_CV, dim=-1)
     p_CV = torch.exp(z_CV - log_z_C.unsqueeze(1))
     violation_C = log_z_C - target

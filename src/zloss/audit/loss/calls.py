@@ -51,7 +51,8 @@ class LossTimeoutError(InputError):
 
 @dataclass(frozen=True)
 class Reported:
-    """A value a loss returned next to the loss: its number (None if not a scalar), dtype, and whether it claims a gradient."""
+    """A value that was returned in addition to the loss: its number (None if not a scalar), dtype, and whether it claims
+    a gradient."""
 
     name: str
     """Its key or attribute, or "item 1" for the second entry of a tuple."""
@@ -70,14 +71,14 @@ class Outcome:
     grad_TV: Tensor
     """∂(upstream · loss)/∂logits."""
     grad_hidden_TD: Tensor | None
-    """∂loss/∂hidden at the columns of the tokens, each times its s: δ · logitsᵀ, [T, T]; None of a loss of logits."""
+    """∂loss/∂hidden at the columns of the tokens, each times its s: δ · logitsᵀ, [T, T]; None for a loss of logits."""
     has_gradient: bool
     """False when the loss came without a graph."""
     reported: dict[str, Reported]
     overwritten: tuple[str, ...]
     """Names of the arguments whose contents had changed after backward."""
     beyond: float = 0.0
-    """Norm of the gradient on the row that only a shifting loss is given, which has no target."""
+    """Norm of the gradient on the extra row, without a target, that only a loss that shifts its targets is given."""
 
     @property
     def finite(self) -> bool:
@@ -186,7 +187,7 @@ class BlackBox:
     def _forward(
         self, leaves: list[Tensor], target_T: Tensor, seed: int | None
     ) -> tuple[list[Tensor], Tensor, dict[str, Any]]:
-        """The arguments of one call, the loss it returned, and what came next to the loss."""
+        """The arguments of one call, the loss it returned, and the other values it returned."""
         self.calls += 1
         # Non-leaf copies, as logits are in a model: a loss that works in place can, and the leaf keeps the truth.
         arguments = [*(leaf.clone() for leaf in leaves), self._target(target_T)]
@@ -272,7 +273,7 @@ COMMON_VOCABS = (
 )  # fmt: skip
 COMMON_TOKENS = (128, 192, 256, 320, 384, 512, 640, 1024, 2048, 32, 16, 8, 4, 2)
 SIZE_ERRORS = (AssertionError, RuntimeError, ValueError, IndexError)
-"""What a loss raises about shapes. Another error is not about sizes, and no other size is tried."""
+"""Errors that a loss raises because of shapes. After any other error, no other size is tried."""
 
 
 def find_call(box: BlackBox, space: Space, logits: Tensor | None) -> Space:
@@ -344,7 +345,7 @@ def _read_output(returned: Any, name: str, logits_entries: int) -> tuple[Tensor,
     loss = entries[index][1]
     if not isinstance(loss, Tensor):
         raise LossCallError(
-            f"{name} gives {_kind(loss)} as its loss, but a tensor with a gradient is expected: "
+            f"{name} returned {_kind(loss)} as its loss, but a tensor with a gradient is expected: "
             "return the loss before `.item()` or `float()`."
         )
     return loss, {
@@ -436,7 +437,7 @@ def _limited(seconds: float | None, name: str) -> Iterator[None]:
     """An error if the block takes longer than `seconds`; None means no limit.
 
     The system's timer interrupts Python code, sleeping and waiting for locks. It needs the main thread; in other threads, and
-    where the system has no such timer, nothing is limited.
+    where the system has no such timer, there is no limit.
     """
     if not seconds or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
@@ -473,7 +474,7 @@ def _named_error(error: BaseException) -> str:
 def _arguments_hint(function: Callable[..., Any], linear: bool, error: BaseException) -> str:
     """A forgotten or superfluous `linear`, read from the signature.
 
-    A third parameter with a default lets the wrong call begin: then torch complains of shapes or dtypes.
+    A third parameter with a default lets the wrong call start, and torch then complains about shapes or dtypes.
     """
     places = [p for p in _parameters(function) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = sum(1 for p in places if p.default is p.empty)
@@ -521,7 +522,7 @@ def _gpu_hint(error: BaseException, device: torch.device) -> str:
 # A loss by its name.
 
 NEAR = 0.7
-"""How alike a suggested name is at least: a file has many names, and some are alike by chance."""
+"""Minimum similarity of a suggested name: a file has many names, and some are similar by chance."""
 
 
 def load_function(name: str) -> Callable[..., Any]:

@@ -55,7 +55,7 @@ class Evidence:
     draw: Draw
     """The current draw."""
     audited: tuple[Tensor | None, Tensor | None] = (None, None)
-    """Logits and targets of the caller, where the source is measured; of these there is one draw."""
+    """Logits and targets of the caller, where the source is measured; these are not drawn again."""
     thorough: bool = False
     differing: tuple[SizeTried, ...] | None = None
     """On the second draw: the sizes at which the first one showed a different objective."""
@@ -102,14 +102,14 @@ class Evidence:
 
     @cached_property
     def reach(self) -> tuple[SizeTried, ...]:
-        """What other sizes gave. Where the source is rounded, so it is at every size."""
+        """What other sizes gave. A source that is rounded here is rounded at every size."""
         if not self.stable or beyond_rounding(*self.source):
             return ()
         return try_sizes(self.box, self.ident, self.draw.seed, thorough=self.thorough, only=self.differing)
 
     @cached_property
     def returned(self) -> tuple[Returned, ...]:
-        """What the loss returns next to the loss."""
+        """What the function returns in addition to the loss."""
         if not self.draw.outcomes["mixed"].reported:
             return ()
         masked = None
@@ -155,7 +155,7 @@ class Question:
     needs: Need
     measure: Callable[[Evidence], Finding]
     repeat: bool
-    """Whether a second draw has to show it too; False for open answers and facts of one call."""
+    """Whether a second draw has to show it too; False for open answers and facts about a single call."""
 
     def put(self, evidence: Evidence) -> Finding:
         lacking = _lacking(evidence, self.needs)
@@ -360,7 +360,7 @@ def _along(seen: Tensor, wanted: Tensor) -> float:
 
 
 TOLERANCE = 3e-3
-"""Mismatch of scalar and gradient that is a finding."""
+"""Mismatch between scalar and gradient above which there is a finding."""
 
 
 @finding("error", "stable")
@@ -423,7 +423,7 @@ class Slope(NamedTuple):
 
 
 def slopes(e: Evidence) -> Iterator[Slope]:
-    """The better of two steps in every direction: a kink within the larger one, such as a clamp has, disagrees there alone.
+    """The better of two steps in every direction: a kink within the larger step, such as that of a clamp, shows only there.
 
     A third one decides where both disagree and the scalar is fine enough: the kinks of a top-k selection lie between tokens of
     nearly the same loss.
@@ -510,7 +510,7 @@ def _scalar_unit(e: Evidence, outcome: Outcome) -> float:
 def _value_offset(e: Evidence) -> tuple[float, Witness] | None:
     """How far the scalar is from the value of the identified objective, where that is largest; None within rounding.
 
-    With label smoothing a constant is part of the objective: t5x takes off the entropy of its target, a KL divergence too.
+    With label smoothing a constant is part of the objective: t5x subtracts the entropy of its target, as does a KL divergence.
     """
     wanted = {name: e.ident.model.value(e.draw.probes[name]) for name in e.draw.outcomes}
     off = {name: outcome.value - wanted[name] for name, outcome in e.draw.outcomes.items()}
@@ -529,7 +529,8 @@ def _value_offset(e: Evidence) -> tuple[float, Witness] | None:
 
 @finding("warning")
 def all_ignored_nonfinite(e: Evidence) -> Finding:
-    """Does a batch whose tokens are all ignored stay finite? And does an infinite logit of an ignored token stay outside?"""
+    """Does a batch whose tokens are all ignored stay finite? And is an infinite logit of an ignored token kept out of the
+    loss?"""
     probe, _ = e.mixed
     tokens = len(probe.target_T)
     some = e.call(probe.masked(torch.arange(tokens) % 2 == 0))
@@ -1081,7 +1082,7 @@ def _objective(ident: Identification) -> str:
 
 @finding("error", "z numbers")
 def not_squared(e: Evidence) -> Finding:
-    """Is the square missing, λ·mean(log Z) in place of λ·mean((log Z − c)²)?"""
+    """Is the square missing, λ·mean(log Z) instead of λ·mean((log Z − c)²)?"""
     if e.ident.fit is None or NOT_SQUARED not in e.ident.fit.quantities:
         return passed("The penalty depends on log Z as it should: its source is not constant.")
     got, (probe, outcome) = e.ident.identified, e.loudest
@@ -1146,7 +1147,7 @@ def targets_moved(e: Evidence) -> Finding:
 
 @finding("note")
 def returned_values(e: Evidence) -> Finding:
-    """What does the loss return next to the loss? A Z that the caller has to add is worth a note."""
+    """What does the function return in addition to the loss? A Z that the caller has to add is worth a note."""
     if e.box.added is not None:
         return found(
             f"The first returned value is cross-entropy alone, and the Z is returned next to it (`{e.box.added}`). "

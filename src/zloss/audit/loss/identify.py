@@ -293,7 +293,7 @@ def _explain(box: BlackBox, ident: Identification, seed: int) -> tuple[How, Rows
 
 
 def _rounded(box: BlackBox, ident: Identification, seed: int) -> Fit | None:
-    """The nearest right penalty if it leaves little, and what it leaves is noise.
+    """The nearest correct penalty, if it leaves little unexplained and what it leaves is noise.
 
     A wrong formula leaves nearly the same residual after a small common shift; rounding leaves an unrelated one.
     """
@@ -435,7 +435,7 @@ def _other_form(ident: Identification, box: BlackBox) -> Identification:
 
 
 def _token_weights(rows: Rows) -> list[Tensor]:
-    """The weights that the Z of a token can carry: none of its own, or that of its CE."""
+    """The weights that the Z of a token can have: 1, or the weight of its CE."""
     mean = float(rows.b_T[rows.solved_T].mean())
     shared = not rows.uniform and mean and bool((rows.b_T.abs() > 1e-3 * abs(mean)).all())
     return [torch.ones_like(rows.b_T), *([rows.b_T / mean] if shared else [])]
@@ -455,7 +455,8 @@ def source_view(rows: Rows) -> tuple[Quantity, Tensor, Tensor] | None:
 
 
 def _squared_in_part(v: Tensor, s: Tensor, slack: Tensor, batch: Tensor, row: Tensor, words: str) -> tuple[str, bool]:
-    """In words, a squared penalty that differs between batches or tokens, "" if s is none; and whether a batch has none at all.
+    """A squared penalty that differs between batches or tokens, in words ("" if s is not one); and whether some batch has
+    none at all.
 
     Within every batch s is linear in v; or it is on those tokens where it is not 0.
     """
@@ -491,7 +492,7 @@ def straight_line(v: Tensor, s: Tensor, slack: Tensor) -> tuple[float, float]:
 
 
 def _is_function(v: Tensor, s: Tensor, slack: Tensor) -> bool:
-    """Whether s hardly jumps when tokens are sorted by v, and is one number at one v whatever else differs."""
+    """Whether s hardly jumps when tokens are sorted by v, and depends on nothing but v."""
     order = v.argsort()
     v, s, slack = v[order], s[order], slack[order]
     spread = float(s.max() - s.min())
@@ -533,7 +534,7 @@ def weigh_batches(box: BlackBox, ident: Identification, seed: int) -> tuple[tupl
 
 
 def weigh(ident: Identification, batch: Probe, keep: Tensor, grad_TV: Tensor) -> Weights:
-    """The weights of one batch of which the tokens of `keep` are valid."""
+    """The weights of one batch in which only the tokens of `keep` are valid."""
     chosen, at, whole = ident.fit, keep.nonzero().flatten(), ident.rows
     assert chosen is not None
     filtered = ident.how == "filtered"
@@ -629,7 +630,7 @@ def _model(ident: Identification, ce_name: str, z_name: str | None) -> Model:
 
 
 def _second_vocabulary(box: BlackBox, ident: Identification, seed: int) -> tuple[str | None, Identification]:
-    """How c and label smoothing follow the vocabulary, from a second one; None if the loss wants its own.
+    """How c and label smoothing depend on V, from a second vocabulary; None if the loss accepts only its own.
 
     c: "constant", "log_v" for log V plus a constant, or "other". Smoothing: ε/V or, as t5x has it, ε/(V − 1).
     """

@@ -37,11 +37,11 @@ Z_LIMIT = 1e-3
 """Δ_src of the Z source: fp32 stays below 1e-4, fp16 logits give 0.002 to 0.03, bf16 logits 0.05 to 0.2."""
 TOTAL_LIMIT, TOTAL_LIMIT_16_BITS = 3e-4, 2e-2
 MOST_TOKENS = 256
-"""Audited tokens at most: fp64 copies of [T, V] logits are large."""
+"""Maximum number of audited tokens: fp64 copies of [T, V] logits are large."""
 BF16_TOKENS, BF16_WIDTH, BF16_OFFSET = 64, 72, 20.0
 """A dense head for bf16 inputs; between 16 and 32 neighboring bf16 numbers are 0.125 apart."""
 ENTRIES = 2**23
-"""Logits of one call at most: about ten fp64 copies of them live at once."""
+"""Maximum number of logits per call: about ten fp64 copies of them exist at once."""
 TINY = torch.finfo(torch.float64).tiny
 
 
@@ -212,7 +212,7 @@ def _cosine(along: float, a: float, b: float) -> float | None:
 
 @dataclass(frozen=True)
 class ModelTokens:
-    """A loaded model and the blocks of a text it is to read."""
+    """A loaded model and the blocks of text that it will read."""
 
     checkpoint: Checkpoint
     head: OutputHead

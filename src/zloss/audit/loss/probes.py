@@ -26,7 +26,8 @@ PADDING = -8192.0
 
 
 def hidden_scales(tokens: int) -> Tensor:
-    """s_t of a linear probe: 32, 64 and 128 in turn, which brings the gain of the probe head to where gain-aware losses live."""
+    """s_t of a linear probe: 32, 64 and 128 in turn, which brings the gain of the probe head into the range in which
+    gain-aware losses act."""
     return 2.0 ** (5 + torch.arange(tokens, dtype=torch.float64) % 3)
 
 
@@ -168,7 +169,7 @@ class Space:
         return self.lanes != self.width
 
     def with_vocab(self, vocab: int, *, few: bool = False) -> Space:
-        """Another vocabulary, without padding; with `few`, fewer tokens where it is large, to be small in memory."""
+        """Another vocabulary, without padding; with `few`, fewer tokens where it is large, to save memory."""
         tokens = min(self.tokens, FEW_TOKENS) if few and vocab > 4096 else self.tokens
         return replace(self, lanes=vocab, width=vocab, tokens=tokens)
 
@@ -363,7 +364,7 @@ def logit_gradients(grads: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _columns(tokens: int, width: int) -> Tensor:
-    """The column of hidden that each token has to itself, in no order."""
+    """The column of hidden that belongs to each token alone, in random order."""
     return torch.randperm(width, generator=seeded(width))[:tokens]
 
 

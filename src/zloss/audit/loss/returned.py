@@ -1,4 +1,4 @@
-"""What a loss returns next to the loss, recognized by its numbers on several probes, not by its position."""
+"""What a function returns in addition to its loss, recognized by the numbers on several probes, not by position."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Returned:
 
 
 def reported_z(returned: tuple[Returned, ...]) -> Returned | None:
-    """The value that is the Z: recognized as one, else called one."""
+    """The value that is the Z: by its numbers, else by its name."""
     for role in ("z", "z_without_coef", "z_multiple"):
         for one in returned:
             if one.role == role:
@@ -78,7 +78,7 @@ def reported_z(returned: tuple[Returned, ...]) -> Returned | None:
 def recognize(
     ident: Identification, draw: Draw, expected_target: float | None, masked: tuple[Probe, Outcome] | None
 ) -> tuple[Returned, ...]:
-    """Every value next to the loss; `expected_target` is the c that its user believes in, None if that is unknown or log V.
+    """Every value in addition to the loss; `expected_target` is the c that the user expects, None if that is unknown or log V.
 
     `masked` is a batch with ignored tokens: what is reported over all tokens and trained over valid ones differs only there.
     """

@@ -46,7 +46,7 @@ def audit_loss(
     time_limit: float | None = 300.0,
     progress: Progress | None = None,
 ) -> LossAudit:
-    """Identify λ, c, coordinate and denominators of `fn` from its gradients, and put every question of the audit to it.
+    """Identify λ, c, coordinate and denominators of `fn` from its gradients, and run every check of the audit on it.
 
     `fn(logits, target)`, or with `linear` `fn(hidden, weight, target)`, returns a scalar, a tuple whose first item is
     the loss, or an object with `.loss`; a second item, `.z_loss` or `.auxiliary` is the Z it reports. `off` is the same

@@ -29,7 +29,7 @@ VOCABS = (5000, 9000, 20000, 33000, 70001, 131071, 131072)
 ROWS = 6
 """Tokens at a large vocabulary."""
 BUDGET = 12.0
-"""Seconds for all sizes; what a slow loss leaves is named as not tried."""
+"""Time for all sizes, in seconds; sizes that a slow loss does not reach are reported as not tried."""
 BOTH = ((1000, 33000), (300, 131071))
 """Tokens and vocabulary at once, with `thorough`."""
 SPECIAL = frozenset({0, 1, 2, 3, 50256, 50257})

@@ -504,7 +504,7 @@ class Model:
     smoothing: float = 0.0
     warp: Warp = field(default=NO_WARP)
     probe_vocab: int = 0
-    """The V that the targets were identified at."""
+    """The V at which the targets were identified."""
     log_v_target: bool = False
     """Whether c follows log V of the logits instead of staying constant."""
     smoothing_over_others: bool = False

@@ -105,7 +105,7 @@ def _refuse_wrapper(model: Any) -> None:
             require_version("peft", LEAST_PEFT, "A PEFT model", "peft")
         except OutdatedDependencyError as error:
             raise UnsupportedModelError(
-                f"peft {error.installed} calls the inner model's `forward` past its hooks, so Z would be left out: "
+                f"peft {error.installed} calls the inner model's `forward` without its hooks, so Z would be left out: "
                 f"install peft ≥ {LEAST_PEFT} (pip install --upgrade 'zloss[peft]')."
             ) from error
 
@@ -298,8 +298,8 @@ class _NegativeLoss(Tensor):
     ) -> Any:
         if getattr(func, "__name__", "").rstrip("_") in ("exp", "exp2", "expm1"):
             raise UnsupportedModelError(
-                'the loss of a token was used as its log-probability (TRL\'s loss_type="dft" does so), but it has Z in '
-                'it: use loss_type="nll".'
+                'the loss of a token was used as its log-probability (as TRL\'s loss_type="dft" does), but it includes Z: '
+                'use loss_type="nll".'
             )
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))

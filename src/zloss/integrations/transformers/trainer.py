@@ -147,7 +147,7 @@ def attach(
 
 
 def _experiment_settings(args: Any) -> dict[str, Any]:
-    """Those of EXPERIMENT_SETTINGS that these arguments have, as JSON values."""
+    """The EXPERIMENT_SETTINGS that these arguments have, as JSON values."""
     found = {name: getattr(args, name) for name in EXPERIMENT_SETTINGS if hasattr(args, name)}
     return {name: value.value if isinstance(value, Enum) else value for name, value in found.items()}
 
@@ -166,8 +166,8 @@ def _refuse_bypasses(trainer: Any) -> None:
     """Raise for settings under which the trainer does not minimize the loss of the model."""
     if not all(hasattr(trainer, part) for part in ("args", "model", "accelerator", "log")):
         raise InputError(
-            f"`trainer` is expected to be a transformers or TRL Trainer, but got {type(trainer).__name__}. A model takes "
-            "`apply(model, objective)`."
+            f"`trainer` is expected to be a transformers or TRL Trainer, but got {type(trainer).__name__}. For a model, "
+            "use `apply(model, objective)`."
         )
     args = trainer.args
     if any(kind.__module__.partition(".")[0] == "trl" for kind in type(trainer).__mro__):
@@ -204,7 +204,7 @@ def _refuse_bypasses(trainer: Any) -> None:
 class TrainerAttachment(TrainerCallback, HookHandle):
     """A trainer whose model has a Z-loss and whose logs have its telemetry; `remove()` undoes it.
 
-    `handle` is that of the model, `window` holds the last steps, `monitor` the alerts; `levels` are the thresholds of the
+    `handle` is the handle of the model, `window` holds the last steps, `monitor` the alerts; `levels` are the thresholds of the
     decision map that the first logged step exceeded. `recorder` writes the run folder, or is None.
     """
 
