@@ -315,7 +315,8 @@ class BodyGradients:
                 self._go_back([(tensor, adjoint)], [x for earlier in calls for x in earlier.outputs], keep=True)
             else:
                 for name, grad in adjoint.items():
-                    if name in self._whole or tensor is self._table:
+                    # A parameter may be passed as an argument; what an earlier layer returned always counts.
+                    if name in self._whole or tensor is self._table or not isinstance(tensor, nn.Parameter):
                         self.add(tensor, name, grad)
 
     def _go_back(
