@@ -21,7 +21,6 @@ from zloss.measure.gradients import (
     MODEL,
     BodyGradients,
     InnerProducts,
-    all_parameters_on,
     cut_forward,
     decoder_layers,
     diagnostic_gradients,
@@ -29,7 +28,7 @@ from zloss.measure.gradients import (
 )
 from zloss.measure.measurement import measurement_of
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.output_head import OutputHead, find_head, hidden_states
+from zloss.models.output_head import OutputHead, all_parameters_on, find_head, hidden_states
 from zloss.objectives import make_objective
 from zloss.text import Blocks
 
