@@ -269,9 +269,7 @@ class BodyGradients:
         """
         stack = [call.layer for call in forwards[0][1]]
         if any([call.layer for call in calls] != stack for _, calls in forwards):
-            raise CheckpointError(
-                "gradients of models that call different layers for different tokens are not supported."
-            )
+            raise CheckpointError("gradients of a model whose layers differ from token to token are not supported.")
         uses = Counter(id(parameter) for layer in stack for parameter in layer.parameters())
         parts = {
             name: torch.split(seed, [len(hidden_TD) for hidden_TD, _ in forwards]) for name, seed in seeds_TD.items()
