@@ -88,7 +88,7 @@ def test_time_that_is_left_confirms_on_more_fresh_seeds_and_stops(
     assert (confirmation.seeds, confirmation.steps) == ((2, 3, 4), 100)
     (carried,) = (arm for arm in found.arms if arm.confirmed)
     assert carried.confirmed == next(one.verdict for one in found.confirmation if one.method == carried.method)
-    assert "on 3 fresh seeds, 100 steps each, at learning rate 0.0001" in found.confidence
+    assert "on 3 fresh seeds, 100 steps of 64 tokens each, at learning rate 0.0001" in found.confidence
     acts = found.verdict is not None and found.verdict.action == "train"
     assert acts == (found.level == "confirmed here" and found.objective != "ce") == bool(found.paste)
     # A seed that was begun before the budget ended is finished by the same command.
@@ -107,7 +107,7 @@ def test_an_arm_that_the_user_names_is_tried_before_those_of_the_audit(
 ) -> None:
     folder = Path(shutil.copytree(plain[1], tmp_path / "out"))
     found, _, said = recommended(model, folder, methods=("mu-loss:0.1",), max_arms=1)
-    assert "ce, seed 1: kept from before" in said
+    assert "CE, seed 1: kept from before" in said
     (arm,) = (arm for arm in found.arms if arm.method not in ("ce", "centered-head"))
     assert (arm.method, arm.coef, arm.note, arm.delta_ce is not None) == ("mu-loss", 0.1, "requested", True)
     plan = read_record(folder / "plan.json", RecommendPlan)
@@ -163,9 +163,9 @@ def test_the_answer_says_what_it_rests_on(shifted: Made, shifted_model: Path) ->
     found = shifted[0]
     assert found.confidence == (
         "Centering does not change predictions, so the runs only check that nothing else does. Not confirmed: seen on 1 fresh "
-        "seed, 100 steps, at learning rate 0.0001, on validation blocks that selection had not seen: shifted on text.txt, 6,400 "
-        "tokens per run. Assuming a cosine schedule, a fresh Adam state and bf16 logits in deployment, because the checkpoint "
-        "does not say. Longer training and other scales were not tested"
+        "seed, 100 steps of 64 tokens, at learning rate 0.0001, on validation blocks that selection had not seen: shifted on "
+        "text.txt, 6,400 tokens per run. Assuming a cosine schedule, a fresh Adam state and bf16 logits in deployment (those of "
+        "the runs, which stage 5 audits, are fp32), because the checkpoint does not say. Longer training and other scales were not tested"
     )
     assert (found.selection_seed, found.confirmation_seeds) == (1, (2,))
     assert any("nothing can be confirmed" in note for note in found.notes)
@@ -181,8 +181,8 @@ def test_only_further_seeds_and_the_other_half_are_quoted_and_its_progress_is_sa
     text = "\n".join(said)
     for line in (
         "s per step of 64 tokens",
-        "on seed 1; the best one and ce on 2; about",
-        "ce, seed 1: 4 runs left, about",
+        "on seed 1; the best one and CE on 2; about",
+        "CE, seed 1: 4 runs left, about",
     ):
         assert line in text
     assert "passes so far" in text or "not at least 1 % lower" in text
@@ -223,7 +223,7 @@ def test_a_command_that_is_killed_goes_on_to_the_same_answer(
     said: list[str] = []
     found = run_recommendation(config, folder, say=said.append)
     assert "resuming with the plan in the folder" in said
-    assert "ce, seed 1: kept from before" in said
+    assert "CE, seed 1: kept from before" in said
     assert numbers(found) == numbers(shifted[0])
 
 
@@ -243,7 +243,7 @@ def test_a_machine_that_became_slow_leaves_arms_and_seeds_out_and_keeps_the_budg
     config = tiny_recommendation(model, max_arms=2, seeds=(1, 2, 3), budget="1s")
     found = run_recommendation(config, folder, say=said.append)
     # Another request on the same runs: they are kept, and so are their steps.
-    assert "ce, seed 1: kept from before" in said
+    assert "CE, seed 1: kept from before" in said
     assert found.confirmation == plain[0].confirmation
     left_out = [arm for arm in found.arms if arm.state == "left out"]
     assert [arm.reason for arm in left_out] == ["the budget has no room for it"]

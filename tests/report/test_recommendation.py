@@ -36,7 +36,9 @@ def test_the_page_opens_with_the_verdict_and_everything_below_agrees() -> None:
     assert "First:" not in text
     assert all(stage.name in text for stage in STAGES)
     assert "objective = zloss.CenteredZLoss(coef=0.001)" in text
-    assert "the nearest setting" in text
+    # No block that looks like the recipe where a framework cannot express it.
+    assert "No setting of these frameworks expresses it: Liger (its Z is λ(log Z)²); Megatron-LM (routers only)." in text
+    assert "lse_square_scale" not in text
     assert "<model>" not in text
     # One row per arm has both words, and none of the words that once contradicted each other.
     arms = text[text.index(">Arms<") : text.index(">Confirmation<")]
@@ -73,9 +75,9 @@ def test_a_terminal_of_eighty_columns_opens_with_the_verdict_in_25_lines() -> No
     joined, all_of_it = " ".join(text.split()), " ".join(whole.split())
     assert "40 min 12 s of 45 min 0 s. Arms, stages and all lines to paste: --verbose" in joined
     assert "objective = zloss.CenteredZLoss(coef=0.001)" in joined
-    assert "Not guaranteed: Source coordinate: a smaller A_p^99." in joined
+    assert "It does not promise a smaller A_p^99." in joined
     assert "Liger" not in joined
-    for part in ("Liger, the nearest setting", "Quality gate", "stopped", "no room for seed 4"):
+    for part in ("Liger (its Z is", "Quality gate", "stopped", "no room for seed 4"):
         assert part in all_of_it, part
 
 
@@ -137,6 +139,6 @@ def test_a_centered_head_that_passes_without_a_shift_is_explained() -> None:
     head = replace(found.arms[0], method="centered-head", coef=0.0, confirmed=None)
     harmless = Consequence("noise", 0.001, 0.01, "nat", False, "It is small.")
     stages = tuple(replace(stage, fired=True, consequence=harmless) for stage in found.stages)
-    said = "centered-head is proposed only where Source coordinate fired and matters"
+    said = "Centered head is proposed only where Source coordinate fired and matters"
     assert said in seeds_sentence(replace(found, arms=(head,), stages=stages))
     assert said not in seeds_sentence(replace(found, arms=(replace(head, confirmed="accepted"),), stages=stages))

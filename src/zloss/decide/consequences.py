@@ -26,10 +26,10 @@ from zloss.decide.recommend import CE as CE_METHOD
 from zloss.decide.recommend import (
     CENTERED_HEAD,
     CONFIRMED,
+    accepted_sentence,
     evaluate_arms,
     one_digit,
     ranked,
-    recipe,
 )
 from zloss.decide.stages import DECOMPOSITION, IMPLEMENTATION, PATHWAY, ROUTER, SOURCE, TRANSPORT, inside, sentence
 from zloss.decide.thresholds import Thresholds
@@ -239,7 +239,7 @@ def give_verdict(
         method, coef, why, tested = accepted
         return ActionVerdict(
             "train",
-            f"Train with {recipe(method, coef)}: matched runs accepted it.",
+            accepted_sentence(method, coef, decisions, "matched runs accepted it"),
             (*why, *_findings(decisions)),
             tested,
             (
