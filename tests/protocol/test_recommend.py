@@ -24,7 +24,7 @@ from zloss.protocol import recommend, recommend_runs
 from zloss.protocol.recommend import make_plan, run_recommendation
 from zloss.protocol.recommend_answer import SHOWN, confirming_verdict
 from zloss.results.comparison import Comparison, Verdict, VerdictPart, VerdictParts
-from zloss.results.files import read_record
+from zloss.results.files import read_record, write_record
 from zloss.results.recommendation import Recommendation, RecommendPlan
 from zloss.train.finished import load_runs
 
@@ -91,6 +91,12 @@ def test_time_that_is_left_confirms_on_more_fresh_seeds_and_stops(
     assert "on 3 fresh seeds, 100 steps of 64 tokens each, at learning rate 0.0001" in found.confidence
     acts = found.verdict is not None and found.verdict.action == "train"
     assert acts == (found.level == "confirmed here" and found.objective != "ce") == bool(found.paste)
+    # An answer on one seed was shown before.
+    write_record(folder / Recommendation.FILE, plain[0])
+    later = run_recommendation(config, folder)
+    assert (found.added_seeds, later.added_seeds) == ((), (3, 4))
+    assert "Seeds 3 and 4 were added after an earlier answer" in later.confidence
+    (folder / Recommendation.FILE).unlink()
     # A seed that was begun before the budget ended is finished by the same command.
     shutil.rmtree(folder / "runs" / f"{carried.method}-{carried.coef:g}-s4")
     (folder / ".spent.json").write_text('{"seconds": 1799.9}')
@@ -108,6 +114,7 @@ def test_an_arm_that_the_user_names_is_tried_before_those_of_the_audit(
     folder = Path(shutil.copytree(plain[1], tmp_path / "out"))
     found, _, said = recommended(model, folder, methods=("mu-loss:0.1",), max_arms=1)
     assert "CE, seed 1: kept from before" in said
+    assert any("were already spent in this folder; 4 finished runs are kept and cost no more time" in line for line in said)
     (arm,) = (arm for arm in found.arms if arm.method not in ("ce", "centered-head"))
     assert (arm.method, arm.coef, arm.note, arm.delta_ce is not None) == ("mu-loss", 0.1, "requested", True)
     plan = read_record(folder / "plan.json", RecommendPlan)
@@ -252,7 +259,8 @@ def test_a_machine_that_became_slow_leaves_arms_and_seeds_out_and_keeps_the_budg
     dropped = [line for line in said if ": left out, " in line]
     assert [line.split(":")[0] for line in dropped] == [left_out[0].label, "seed 3"]
     assert all(line.endswith("and the budget has 0 s left") for line in dropped)
-    assert "its run and 4 of the confirmation would take about" in dropped[0]
+    # Two runs of seed 2 are kept, those of seed 3 are not.
+    assert "its run and 2 of the confirmation would take about" in dropped[0]
     assert found.confirmation_seeds == (2,)
 
 

@@ -13,6 +13,7 @@ from tests.report.printing import printed
 from zloss.decide.answer import decide_results
 from zloss.decide.recommend import with_verdict
 from zloss.decide.stages import STAGES
+from zloss.report.document import Table, walk
 from zloss.report.files import render_page, write_result
 from zloss.report.recommendation import plan_summary, recommendation_summary, seeds_sentence
 from zloss.results.audit import AuditReport
@@ -132,6 +133,19 @@ def test_an_old_answer_that_was_not_the_chosen_arm_keeps_its_confirmation() -> N
     found = Recommendation.from_dict(written_before_0_3() | {"objective": "centered-head", "coef": 0.0})
     assert [arm.confirmed for arm in found.arms[:2]] == ["accepted", "inconclusive"]
     assert [one.method for one in found.confirmation] == ["centered-head", "centered"]
+
+
+def test_without_a_shift_the_arms_do_not_list_a_centered_head() -> None:
+    """ "not passed: p99 ‖δ_u‖ as deployed is × 5.985 that of CE" was about an arm that nothing had proposed."""
+    found = made_up_recommendation()
+    head = replace(found.arms[0], method="centered-head", coef=0.0, confirmed=None, state="not passed")
+    for fired in (False, True):
+        stages = tuple(replace(stage, fired=fired) for stage in found.stages)
+        document = recommendation_summary(replace(found, arms=(head, *found.arms), stages=stages), verbose=True)
+        (arms,) = (block for block in walk(document) if isinstance(block, Table) and block.name == "arms")
+        assert len(arms.rows) == 2 + fired
+        assert ("Centered head" in printed(document)) is fired
+        assert [column.title for column in arms.columns][3] == "ΔCE\nseed 1"
 
 
 def test_a_centered_head_that_passes_without_a_shift_is_explained() -> None:

@@ -157,11 +157,12 @@ def _arms(found: Recommendation, *, whole: bool) -> Document:
         (Column("what was seen", "prose"), lambda arm: arm.reason),
         (Column("proposed by", "prose"), lambda arm: ", ".join(arm.stages)),
     )
+    of_seed = "" if found.selection_seed is None else f"\nseed {found.selection_seed}"
     columns: Columns = (
         (Column("arm", "text"), lambda arm: Cell(Plain(arm.label), arm.label, note=arm.note if whole else "")),
         (Column("selection", "text"), lambda arm: arm.state),
         (Column("confirmation", "text"), lambda arm: Cell(arm.confirmed or MISSING, arm.confirmed or "")),
-        (f"ΔCE{'' if found.selection_seed is None else f', seed {found.selection_seed}'}", _delta_ce),
+        (f"ΔCE{of_seed}", _delta_ce),
         ("lowered", lambda arm: _present(arm.ratio, "× {:.3g}")),
         ("p99 ‖δ_u‖", lambda arm: _present(arm.transported, "× {:.3g}")),
         ("steps", lambda arm: _present(arm.steps, "{:,}")),
