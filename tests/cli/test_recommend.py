@@ -75,7 +75,10 @@ def test_an_undecided_answer_is_followed_by_fresh_seeds_of_its_arm_in_a_new_fold
 def test_every_other_answer_has_a_next_command_too() -> None:
     found = made_up_recommendation()
     assert next_of(found, [])[1].startswith("train with the lines above")
-    for objective, said in (("ce", "zloss audit-loss MODULE:FUNCTION"), ("centered-head", "zloss center 'my model' --out centered")):
+    for objective, said in (
+        ("ce", "zloss audit-loss MODULE:FUNCTION"),
+        ("centered-head", "zloss center 'my model' --out centered"),
+    ):
         assert next_of(with_verdict(replace(found, objective=objective, coef=0.0)), [])[0] == said
     known = Consequence("noise", 0.001, 0.01, "nat", False, "It is small.")
     idle = with_verdict(replace(found, stages=tuple(replace(stage, consequence=known) for stage in found.stages)))

@@ -62,7 +62,10 @@ def test_what_moved_with_ce_has_a_name_a_meaning_and_the_limit_of_an_audit() -> 
     """It was a symbol and two numbers, without a yardstick."""
     said = made_up_drift([2, 4, 5.9], [3.0, 2.8, 2.6]).finding
     shift, log_v = movement(made_up_drift([2, 4, 5.9], [3.0, 2.8, 2.6])), math.log(512)
-    assert f"common shift (p99 |μ|, the mean logit, which softmax does not see) {shift.before:.4g} → {shift.after:.4g}" in said
+    assert (
+        f"common shift (p99 |μ|, the mean logit, which softmax does not see) {shift.before:.4g} → {shift.after:.4g}"
+        in said
+    )
     assert shift.after > log_v
     assert f"beyond the limit of {log_v:.3g};" in said
     small = made_up_drift([0.5, 2, 2], [3.0, 2.8, 2.6])

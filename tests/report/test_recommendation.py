@@ -38,7 +38,9 @@ def test_the_page_opens_with_the_verdict_and_everything_below_agrees() -> None:
     assert all(stage.name in text for stage in STAGES)
     assert "objective = zloss.CenteredZLoss(coef=0.001)" in text
     # No block that looks like the recipe where a framework cannot express it.
-    assert "No setting of these frameworks expresses it: Liger (its Z is λ(log Z)²); Megatron-LM (routers only)." in text
+    assert (
+        "No setting of these frameworks expresses it: Liger (its Z is λ(log Z)²); Megatron-LM (routers only)." in text
+    )
     assert "lse_square_scale" not in text
     assert "<model>" not in text
     # One row per arm has both words, and none of the words that once contradicted each other.

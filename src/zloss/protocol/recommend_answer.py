@@ -197,7 +197,7 @@ def make_recommendation(
         seconds=seconds,
         notes=tuple(notes),
         provenance=provenance,
-        added_seeds=added_seeds(seeds, earlier),
+        added_seeds=added_seeds(seeds, earlier) or None,
     )
     return with_verdict(made)
 
@@ -206,7 +206,7 @@ def added_seeds(seeds: Sequence[int], earlier: Recommendation | None) -> tuple[i
     """The confirming seeds that an earlier answer of the same folder did not have, and those that it had added itself."""
     if earlier is None or not earlier.confirmation_seeds:
         return ()
-    before = set(earlier.confirmation_seeds) - set(earlier.added_seeds)
+    before = set(earlier.confirmation_seeds) - set(earlier.added_seeds or ())
     return tuple(seed for seed in seeds if seed not in before) if before & set(seeds) else ()
 
 
@@ -268,7 +268,10 @@ def next_command(found: Recommendation, config: RecommendConfig, argv: Sequence[
     if action == "center":
         return _center_command(config.model), "write the centered copy, and compare it with the original"
     if action == "train" and not nothing_calls_for_it(found):
-        return AUDIT_LOSS, "train with the lines above, then check that the loss applies the λ, c and denominator they state"
+        return (
+            AUDIT_LOSS,
+            "train with the lines above, then check that the loss applies the λ, c and denominator they state",
+        )
     if action in ("train", "nothing"):
         return AUDIT_LOSS, (
             "keep training as you do. If you already use a Z-loss, check that it applies the λ, c and denominator that you "
@@ -285,10 +288,17 @@ def next_command(found: Recommendation, config: RecommendConfig, argv: Sequence[
     fresh = range(max(used) + 1, max(used) + 2 + min(max(wanted, 2), MOST_CONFIRMING))
     words = ["zloss", *_without(argv, REPLACED)]
     if carried is not None:
-        words += ["--methods", f"{carried.method}:{carried.coef:g}" if carried.coef else carried.method, "--max-arms", "1"]
+        words += [
+            "--methods",
+            f"{carried.method}:{carried.coef:g}" if carried.coef else carried.method,
+            "--max-arms",
+            "1",
+        ]
     words += [] if found.tested.steps is None else ["--steps", str(found.tested.steps)]
     words += ["--seeds", ",".join(map(str, fresh)), "--out", _next_folder(argv)]
-    return shlex.join(words), "decide on more seeds, fresh ones in a new folder, whose number does not depend on this answer"
+    return shlex.join(
+        words
+    ), "decide on more seeds, fresh ones in a new folder, whose number does not depend on this answer"
 
 
 def _without(argv: Sequence[str], options: Sequence[str]) -> list[str]:

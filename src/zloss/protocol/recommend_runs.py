@@ -267,7 +267,9 @@ def plan_sentence(plan: RecommendPlan) -> str:
     names = "; ".join(arm.label for arm in plan.arms)
     time = "" if plan.seconds is None else f"; about {rounded_duration(plan.seconds)} in all"
     of = "" if plan.budget_seconds is None else f" of {rounded_duration(plan.budget_seconds)}"
-    out = f"; left out: {'; '.join(method_label(one.method, one.coef) for one in plan.left_out)}" if plan.left_out else ""
+    out = (
+        f"; left out: {'; '.join(method_label(one.method, one.coef) for one in plan.left_out)}" if plan.left_out else ""
+    )
     seeds = ", ".join(map(str, plan.seeds[1:]))
     return f"{names}, {plan.steps} steps each, on seed {plan.seeds[0]}; the best one and CE on {seeds}{time}{of}{out}"
 

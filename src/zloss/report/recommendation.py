@@ -29,8 +29,8 @@ from zloss.results.record import to_plain
 
 SELECTION = (
     "An arm is a method with its λ, trained next to plain cross-entropy (CE). Columns: ΔCE in nats per token against CE, on "
-    "the selecting seed alone; the quantity that the method is meant to lower, and the tail of the Z gradient at the hidden states (p99 ‖δ_u‖) as deployed, "
-    "both over that of CE."
+    "the selecting seed alone; the quantity that the method is meant to lower, and the tail of the Z gradient at the hidden "
+    "states (p99 ‖δ_u‖) as deployed, both over that of CE."
 )
 
 
@@ -67,7 +67,11 @@ def recommendation_summary(found: Recommendation, *, verbose: bool = False) -> D
     opening: Document = [Heading(Plain(found.tested.model), 1), *verdict_document(verdict)]
     if not verbose:
         more = f"Arms{', stages and all lines to paste' if found.paste else ' and stages'}: --verbose, or the page."
-        return [*opening, *_paste(() if idle else found.paste[:1]), Text(f"{seconds(found.seconds)}{budget}. {more}", "soft")]
+        return [
+            *opening,
+            *_paste(() if idle else found.paste[:1]),
+            Text(f"{seconds(found.seconds)}{budget}. {more}", "soft"),
+        ]
     return [
         *opening,
         *_notes(found),
@@ -147,7 +151,8 @@ def _arms(found: Recommendation, *, whole: bool) -> Document:
     run = [
         arm
         for arm in found.arms
-        if arm.state != "left out" and (arm.method != CENTERED_HEAD or arm.confirmed is not None or shifted is not False)
+        if arm.state != "left out"
+        and (arm.method != CENTERED_HEAD or arm.confirmed is not None or shifted is not False)
     ]
     unused = dict[str, list[str]]()
     for arm in found.arms:

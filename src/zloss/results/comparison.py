@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal
 from zloss.results.options import Coordinate, check_columns
 from zloss.results.record import ResultRecord, written_with
 
-
 TITLES = {
     "ce": "CE",
     "standard": "Standard",

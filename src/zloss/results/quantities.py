@@ -109,8 +109,14 @@ WORDS = (
         "deployed coordinate",
         "the coordinate in which a method's model is used: centered for Centered head and Centered Z-loss, raw for the others",
     ),
-    ("common shift", "μ, the mean logit of a token: it is added to every logit, so softmax and cross-entropy do not see it"),
-    ("Factorized Z-loss", "λ_μ(μ − c_μ)² + λ_rel(log Z − μ − c_rel)²: one penalty on the common shift, one on the rest of log Z"),
+    (
+        "common shift",
+        "μ, the mean logit of a token: it is added to every logit, so softmax and cross-entropy do not see it",
+    ),
+    (
+        "Factorized Z-loss",
+        "λ_μ(μ − c_μ)² + λ_rel(log Z − μ − c_rel)²: one penalty on the common shift, one on the rest of log Z",
+    ),
     ("row-centered head", "W with its mean row subtracted from every row, and b likewise; its logits are z̃"),
     ("gain tail, log-normalizer tail", "A_p^99; P_Z^99.9 = p99.9 of the absolute difference of log Z and log V"),
     ("matched runs", "runs that differ in the method and its coefficient only: same start, data, order, optimizer"),

@@ -17,7 +17,6 @@ from zloss.jobs import Job
 from zloss.results.run_config import RunData, TextPart, TrainConfig
 from zloss.text import WIKITEXT, Blocks, Corpus, make_blocks, open_corpus, wikitext
 
-
 ALL_BLOCKS = "set `blocks` to 0 for all blocks"
 
 
