@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +20,15 @@ from zloss.results.loss_audit import Finding, LossAudit, Witness
 def test_every_finding_has_a_pair() -> None:
     assert PAIRS.keys() == FINDINGS.keys(), (
         "a finding needs a pair in finding_pairs.py, and a pair its function in findings.py"
+    )
+
+
+def test_the_page_says_which_findings_are_warnings() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "audit_loss.md").read_text(encoding="utf-8")
+    (sentence,) = re.findall(r"^(`.*`) are warnings\.$", text, re.MULTILINE)
+    warnings = {id for id, question in FINDINGS.items() if question.severity == "warning"}
+    assert set(re.findall(r"`(\w+)`", sentence)) == warnings, (
+        "name it in the sentence below the table of docs/audit_loss.md"
     )
 
 
