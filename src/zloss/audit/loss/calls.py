@@ -402,7 +402,8 @@ def _process_restored(*, environment_too: bool = True) -> Iterator[None]:
 
     An imported module may set variables that its loss needs: `environment_too=False` keeps those.
     """
-    environment = dict(os.environ)
+    entries = getattr(os.environ, "_data", os.environ)  # as the system has them: decoding all of them takes longer than a call
+    environment = dict(entries)
     with contextlib.ExitStack() as stack:
         # Entered with what is there now, these put it back at the end.
         stack.enter_context(contextlib.redirect_stdout(sys.stdout))
@@ -412,9 +413,9 @@ def _process_restored(*, environment_too: bool = True) -> Iterator[None]:
         try:
             yield
         finally:
-            if environment_too and dict(os.environ) != environment:
+            if environment_too and entries != environment:
                 os.environ.clear()
-                os.environ.update(environment)
+                os.environ.update({os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()})
 
 
 @contextlib.contextmanager

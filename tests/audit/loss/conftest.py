@@ -1,0 +1,28 @@
+"""What the audits of these tests share: their probes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+
+from zloss.audit.loss import findings, identify, model_tokens, probes, sizes
+from zloss.audit.loss.probes import Probe, Space
+
+LARGE = 2**20
+"""Entries of a probe that is not kept: `thorough` has some of 300 MB."""
+
+
+@pytest.fixture(scope="package", autouse=True)
+def each_probe_is_drawn_once() -> Iterator[None]:
+    """An audit draws about thirty, which depend on nothing but their arguments: a seventh of its time."""
+    kept = functools.lru_cache(maxsize=64)(probes.draw)
+
+    def draw(kind: str, space: Space, seed: int) -> Probe:
+        return (probes.draw if space.tokens * space.width > LARGE else kept)(kind, space, seed)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (findings, identify, model_tokens, sizes):
+            patch.setattr(module, "draw", draw)
+        yield
