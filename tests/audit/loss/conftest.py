@@ -1,4 +1,4 @@
-"""What the audits of these tests share: their probes."""
+"""What the audits of these tests share: their probes, and the sizes of those that need few."""
 
 from __future__ import annotations
 
@@ -26,3 +26,9 @@ def each_probe_is_drawn_once() -> Iterator[None]:
         for module in (findings, identify, model_tokens, sizes):
             patch.setattr(module, "draw", draw)
         yield
+
+
+@pytest.fixture
+def few_vocabularies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For losses that have no blocks of the vocabulary: one of each order of magnitude, the largest not the roundest."""
+    monkeypatch.setattr(sizes, "VOCABS", (5000, 33000, 131071))

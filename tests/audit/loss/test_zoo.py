@@ -11,7 +11,6 @@ from tests.audit.loss.further import judge
 from tests.audit.loss.table import cases
 from tests.audit.loss.zoo import ZOO, Answer, exact, one_class_weighted
 from tests.audit.loss.zoo_check import wrong_with
-from zloss.audit.loss import sizes
 from zloss.audit.loss.run import audit_loss
 from zloss.errors import InputError
 from zloss.results.loss_audit import LossAudit
@@ -43,10 +42,9 @@ def test_the_answer_is_right_or_honestly_open(case: str) -> None:
     assert LossAudit.from_dict(plain).to_dict() == plain
 
 
+@pytest.mark.usefixtures("few_vocabularies")
 @pytest.mark.parametrize("name", CORRECT)
-def test_a_correct_loss_has_no_error_and_no_warning(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of them works in blocks of the vocabulary: one vocabulary of each order of magnitude, the largest not the roundest."""
-    monkeypatch.setattr(sizes, "VOCABS", (5000, 33000, 131071))
+def test_a_correct_loss_has_no_error_and_no_warning(name: str) -> None:
     loss, truth = CORRECT[name]
     audit = audit_loss(loss, **truth.options)
     assert [one.sentence for one in audit.found if one.severity != "note" and one.id not in truth.may] == []

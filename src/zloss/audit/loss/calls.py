@@ -402,7 +402,8 @@ def _process_restored(*, environment_too: bool = True) -> Iterator[None]:
 
     An imported module may set variables that its loss needs: `environment_too=False` keeps those.
     """
-    entries = getattr(os.environ, "_data", os.environ)  # as the system has them: decoding all of them takes longer than a call
+    # As the system has them: to decode all of them takes longer than a small loss.
+    entries = getattr(os.environ, "_data", os.environ)
     environment = dict(entries)
     with contextlib.ExitStack() as stack:
         # Entered with what is there now, these put it back at the end.
