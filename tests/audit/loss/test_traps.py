@@ -55,10 +55,7 @@ def test_our_head_loss_has_no_finding(name: str, backend: str) -> None:
         return lambda h, w, y: zloss.head_loss(h, w, y, objective, reduction=reduction, backend=backend)
 
     audit = audit_loss(
-        loss(OBJECTIVES[name]),
-        off=loss(zloss.CrossEntropy()),
-        per_token=loss(OBJECTIVES[name], "none"),
-        linear=True,
+        loss(OBJECTIVES[name]), off=loss(zloss.CrossEntropy()), per_token=loss(OBJECTIVES[name], "none"), linear=True
     )
     assert audit.found == ()
     assert audit.identified.has_z == (name != "ce")
