@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 from collections.abc import Iterator
 
@@ -26,6 +28,10 @@ def each_probe_is_drawn_once() -> Iterator[None]:
         for module in (findings, identify, model_tokens, sizes):
             patch.setattr(module, "draw", draw)
         yield
+    kept.cache_clear()
+    # What tests/conftest.py keeps of the large tensors goes back: later tests fork, and a fork copies all page tables.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture
