@@ -309,7 +309,7 @@ def test_the_plan_alone_has_the_arms_as_settings_and_trains_nothing(
 def test_two_processes_give_the_recommendation_of_one_which_goes_on_in_their_folder(
     shifted_model: Path, tmp_path: Path
 ) -> None:
-    config = tiny_recommendation(shifted_model, micro_batch=2, steps=50)
+    config = tiny_recommendation(shifted_model, micro_batch=2)
 
     def work() -> int:
         with open_job() as job:
