@@ -246,9 +246,7 @@ def test_a_head_of_zeros_is_drawn(report: AuditReport) -> None:
     sample = GeometrySample(**dict.fromkeys(names, zeros), mean_row_norm=0.0)
     head = HeadNumbers(p_z_999=0.0, a_p_99=0.0, mu_abs_99=0.0, delta_u_99=0.0, diag_z=0.0, sigma_1=0.0)
     flat = replace(
-        report,
-        heads=Heads(head, head),
-        figures=Figures(histograms, Spectrum((0.0,) * 16, (0.0,) * 16), sample),
+        report, heads=Heads(head, head), figures=Figures(histograms, Spectrum((0.0,) * 16, (0.0,) * 16), sample)
     )
     assert [figure.name for figure in geometry_figures(flat)] == ["rays"]
     assert spectrum_figures(flat) == []

@@ -140,9 +140,10 @@ class BlackBox:
             factor = upstream.to(root).view_as(root) if isinstance(upstream, Tensor) else upstream
             self._guarded((root * factor).sum().backward, arguments)
         before = [*(leaf.detach() for leaf in leaves), self._target(target_T)]
-        grad_TV, hidden_TT = _gradients(leaves, 0.0)[0], None
+        grads, hidden_TT = _gradients(leaves, 0.0), None
+        grad_TV = grads[0]
         if self.linear:
-            grad_TV, hidden_TT = probes.logit_gradients(_gradients(leaves, 0.0))
+            grad_TV, hidden_TT = probes.logit_gradients(grads)
         return Outcome(
             value=float(loss.detach().double().sum()),
             dtype=loss.dtype,
@@ -153,7 +154,7 @@ class BlackBox:
             overwritten=tuple(
                 name
                 for name, was, now in zip(self._names, before, arguments, strict=True)
-                if not torch.equal(was.nan_to_num(), now.detach().nan_to_num())
+                if not _same(was, now.detach())
             ),
             beyond=float(grad_TV[tokens:].norm()),
         )
@@ -257,6 +258,11 @@ def _gradients(leaves: list[Tensor], missing: float) -> list[Tensor]:
     """The gradients of the leaves in fp64 on the CPU; one that has none is filled with `missing`."""
     grads = [torch.full_like(leaf, missing) if leaf.grad is None else leaf.grad for leaf in leaves]
     return [grad.detach().to("cpu", torch.float64) for grad in grads]
+
+
+def _same(was: Tensor, now: Tensor) -> bool:
+    """Whether two tensors are equal, with a NaN equal to a NaN. Copies are only made where something differs."""
+    return torch.equal(was, now) or torch.equal(was.nan_to_num(), now.nan_to_num())
 
 
 def loss_name(function: Callable[..., Any]) -> str:
@@ -397,7 +403,9 @@ def _process_restored(*, environment_too: bool = True) -> Iterator[None]:
 
     An imported module may set variables that its loss needs: `environment_too=False` keeps those.
     """
-    environment = dict(os.environ)
+    # As the system has them: to decode all of them takes longer than a small loss.
+    entries = getattr(os.environ, "_data", os.environ)
+    environment = dict(entries)
     with contextlib.ExitStack() as stack:
         # Entered with what is there now, these put it back at the end.
         stack.enter_context(contextlib.redirect_stdout(sys.stdout))
@@ -407,9 +415,9 @@ def _process_restored(*, environment_too: bool = True) -> Iterator[None]:
         try:
             yield
         finally:
-            if environment_too and dict(os.environ) != environment:
+            if environment_too and entries != environment:
                 os.environ.clear()
-                os.environ.update(environment)
+                os.environ.update({os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()})
 
 
 @contextlib.contextmanager
