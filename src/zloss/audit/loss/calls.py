@@ -403,9 +403,7 @@ def _process_restored(*, environment_too: bool = True) -> Iterator[None]:
 
     An imported module may set variables that its loss needs: `environment_too=False` keeps those.
     """
-    # As the system has them: to decode all of them takes longer than a small loss.
-    entries = getattr(os.environ, "_data", os.environ)
-    environment = dict(entries)
+    environment = dict(os.environ)
     with contextlib.ExitStack() as stack:
         # Entered with what is there now, these put it back at the end.
         stack.enter_context(contextlib.redirect_stdout(sys.stdout))
@@ -415,9 +413,9 @@ def _process_restored(*, environment_too: bool = True) -> Iterator[None]:
         try:
             yield
         finally:
-            if environment_too and entries != environment:
+            if environment_too and dict(os.environ) != environment:
                 os.environ.clear()
-                os.environ.update({os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()})
+                os.environ.update(environment)
 
 
 @contextlib.contextmanager
