@@ -21,7 +21,6 @@ from zloss.measure.gradients import (
     MODEL,
     BodyGradients,
     InnerProducts,
-    all_parameters_on,
     cut_forward,
     decoder_layers,
     diagnostic_gradients,
@@ -29,7 +28,7 @@ from zloss.measure.gradients import (
 )
 from zloss.measure.measurement import measurement_of
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.output_head import OutputHead, find_head, hidden_states
+from zloss.models.output_head import OutputHead, all_parameters_on, find_head, hidden_states
 from zloss.objectives import make_objective
 from zloss.text import Blocks
 
@@ -282,9 +281,14 @@ def test_every_number_of_a_model_equals_autograd(tmp_path: Path, kind: str, coef
     ids, target = blocks.batch(slice(0, 3))
     methods = ("standard", "centered", "factorized", "gain-aware")[: 1 if head.softcap is not None else None]
     objectives = {method: make_objective(method, coef) for method in methods}
-    found = objective_gradients(
-        checkpoint, measurement_of(head, coef=coef), blocks, 3, objectives, whole_model=methods, forward_blocks=2
-    )
+    given = (checkpoint, measurement_of(head, coef=coef), blocks, 3, objectives)
+    found = objective_gradients(*given, whole_model=methods, forward_blocks=2)
+    # Losses outside the whole model go back to the table only, with the same numbers there.
+    for whole in ((), methods[:1]):
+        some = objective_gradients(*given, whole_model=whole, forward_blocks=2)
+        assert all(some.inner(name, name) == found.inner(name, name) for name in (CE, *methods))
+        assert all(some.paths(name) == found.paths(name) for name in methods)
+        assert all(some.norm(name, MODEL) == found.norm(name, MODEL) for name in whole)
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
     parameters = list(model.requires_grad_(True).parameters())

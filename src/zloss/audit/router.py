@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from zloss.errors import InputError, MissingInputError, ShapeError
-from zloss.measure.gradients import CE, all_parameters_on, gradient_seeds
+from zloss.measure.gradients import CE, gradient_seeds
 from zloss.measure.measurement import Measurement
 from zloss.measure.tokens import Array, mean, quantile
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.output_head import hidden_states
+from zloss.models.output_head import all_parameters_on, hidden_states
 from zloss.models.routers import ModelRouters, find_routers
 from zloss.results.router import CoefOrigin, MeasuredScale, RouterFindings, RouterLayer, RouterTail
 from zloss.results.run_config import PAPER_CONVENTIONS

@@ -39,14 +39,13 @@ from zloss.head.source import head_gradient_rows
 from zloss.measure.measurement import Measurement
 from zloss.measure.tokens import shaped_chunks
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.output_head import HiddenStates, OutputHead, hidden_states
+from zloss.models.output_head import HiddenStates, OutputHead, all_parameters_on, hidden_states
 from zloss.objectives import CenteredZLoss, Coefficients, Objective, StandardZLoss
 from zloss.results.audit import GradientInfo, GradientNumbers, PathNumbers
 from zloss.statistics import TokenStats
 from zloss.text import Blocks
 
 CE, RAW, CENTERED, PLANNED = "ce", "z", "centered_z", "planned_z"
-"""Names of the losses."""
 HEAD, MODEL = ("head",), ("head", "bias", "body")
 """Sets of parameters: the output-head tensor, and all parameters."""
 Forward = Callable[..., Any]
@@ -98,13 +97,6 @@ def diagnostic_gradients(
     return info, {coordinate: found for coordinate, found in paths.items() if found is not None}, shares
 
 
-def has_graph(checkpoint: Checkpoint, head: OutputHead, ids_N: Tensor) -> bool:
-    """Whether a backward pass can start at the hidden states; not if `hidden_of` detaches them or computes without gradients."""
-    ids_BN = ids_N.unsqueeze(0).to(head.weight_VD.device)
-    with all_parameters_on(checkpoint.model), torch.enable_grad(), hidden_states(checkpoint, head) as hidden_of:
-        return hidden_of(ids_BN).requires_grad
-
-
 class InnerProducts:
     """⟨g_a, g_b⟩ of the gradients of two losses over a set of parameters, in fp64."""
 
@@ -127,7 +119,6 @@ class InnerProducts:
         return sum(self._sums[part, a, b] for part in parts)
 
     def norm(self, name: str, parts: Sequence[str] = HEAD) -> float:
-        """‖g‖."""
         return math.sqrt(self.inner(name, name, parts))
 
     def against_ce(self, name: str, parts: Sequence[str] = HEAD) -> GradientNumbers:
@@ -278,9 +269,7 @@ class BodyGradients:
         """
         stack = [call.layer for call in forwards[0][1]]
         if any([call.layer for call in calls] != stack for _, calls in forwards):
-            raise CheckpointError(
-                "the model calls different layers for different tokens: its gradients are not supported."
-            )
+            raise CheckpointError("gradients of a model whose layers differ from token to token are not supported.")
         uses = Counter(id(parameter) for layer in stack for parameter in layer.parameters())
         parts = {
             name: torch.split(seed, [len(hidden_TD) for hidden_TD, _ in forwards]) for name, seed in seeds_TD.items()
@@ -315,7 +304,8 @@ class BodyGradients:
                 self._go_back([(tensor, adjoint)], [x for earlier in calls for x in earlier.outputs], keep=True)
             else:
                 for name, grad in adjoint.items():
-                    if name in self._whole or tensor is self._table:
+                    # A parameter may be passed as an argument; what an earlier layer returned always counts.
+                    if name in self._whole or tensor is self._table or not isinstance(tensor, nn.Parameter):
                         self.add(tensor, name, grad)
 
     def _go_back(
@@ -327,8 +317,7 @@ class BodyGradients:
         for name in names:
             wanted = [*leaves, *(self._parameters if name in self._whole else table)]
             given = [adjoint[name] for _, adjoint in outputs]
-            retain = keep or name != names[-1]
-            found = autograd.grad(tensors, wanted, given, retain_graph=retain, allow_unused=True)
+            found = autograd.grad(tensors, wanted, given, retain_graph=keep or name != names[-1], allow_unused=True)
             for tensor, grad in zip(wanted, found, strict=True):
                 if grad is not None:
                     self.add(tensor, name, grad)
@@ -353,24 +342,9 @@ class BodyGradients:
             self._reduced.add(key)
 
 
-@contextmanager
-def all_parameters_on(model: nn.Module) -> Iterator[None]:
-    """Inside, every floating parameter requires a gradient, as in training; afterwards every parameter has its flag back."""
-    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    for parameter, _ in before:
-        parameter.requires_grad_(parameter.is_floating_point())
-    try:
-        yield
-    finally:
-        for parameter, flag in before:
-            parameter.requires_grad_(flag)
-
-
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """The list of modules with the most parameters, each module once: the stack of layers, of which a list of experts is a part.
-
-    Empty if a model has no list of at least two modules.
-    """
+    Empty if no list has two modules."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
     stacks = [list(dict.fromkeys(modules)) for modules in lists]
     return max(stacks, key=lambda stack: sum(p.numel() for layer in stack for p in layer.parameters()), default=[])

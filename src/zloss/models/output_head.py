@@ -144,6 +144,26 @@ def hidden_states(checkpoint: Checkpoint, head: OutputHead) -> Iterator[HiddenSt
         handle.remove()
 
 
+@contextmanager
+def all_parameters_on(model: nn.Module) -> Iterator[None]:
+    """Inside, every floating parameter requires a gradient, as in training; afterwards every parameter has its flag back."""
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    for parameter, _ in before:
+        parameter.requires_grad_(parameter.is_floating_point())
+    try:
+        yield
+    finally:
+        for parameter, flag in before:
+            parameter.requires_grad_(flag)
+
+
+def has_graph(checkpoint: Checkpoint, head: OutputHead, ids_N: Tensor) -> bool:
+    """Whether a backward pass can start at the hidden states; not if `hidden_of` detaches them or computes without gradients."""
+    ids_BN = ids_N.unsqueeze(0).to(head.weight_VD.device)
+    with all_parameters_on(checkpoint.model), torch.enable_grad(), hidden_states(checkpoint, head) as hidden_of:
+        return hidden_of(ids_BN).requires_grad
+
+
 CHECK_TOKENS = 64
 """Tokens compared; few, because the model computes all their logits at once (V can be 262,144)."""
 AGREEMENT = 1e-3

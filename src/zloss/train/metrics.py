@@ -16,7 +16,7 @@ from torch import Tensor
 from zloss.console import Progress
 from zloss.errors import first_line
 from zloss.jobs import Job
-from zloss.measure.gradients import diagnostic_gradients, has_graph, objective_gradients
+from zloss.measure.gradients import diagnostic_gradients, objective_gradients
 from zloss.measure.measurement import Measurement, measurement_of
 from zloss.measure.tokens import (
     Columns,
@@ -29,7 +29,7 @@ from zloss.measure.tokens import (
     token_batches,
 )
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.output_head import find_head, hidden_states
+from zloss.models.output_head import find_head, has_graph, hidden_states
 from zloss.objectives import Objective
 from zloss.optimizer.endpoints import endpoints
 from zloss.results.audit import NO_INPUT_PATH, GradientNumbers, Heads

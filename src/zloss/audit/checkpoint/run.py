@@ -17,7 +17,7 @@ from zloss.audit.checkpoint.token_files import ParquetColumns, TokenParts, gathe
 from zloss.console import Clock, Progress, Silent, held_interrupts
 from zloss.errors import InputError
 from zloss.jobs import Job
-from zloss.measure.gradients import diagnostic_gradients, has_graph
+from zloss.measure.gradients import diagnostic_gradients
 from zloss.measure.logit_noise import NOISE_BLOCKS, block_tokens, logit_noise
 from zloss.measure.measurement import (
     Measurement,
@@ -29,7 +29,7 @@ from zloss.measure.measurement import (
 )
 from zloss.measure.tokens import Columns, TokenSample, concatenated, has_plane, token_batches
 from zloss.models.checkpoint import Checkpoint, is_offloaded, load_checkpoint, model_fingerprint
-from zloss.models.output_head import check_head, find_head, hidden_states
+from zloss.models.output_head import check_head, find_head, has_graph, hidden_states
 from zloss.results.audit import AuditReport, GradientInfo, LogitNoise, PathNumbers
 from zloss.results.folder import TOKENS_FILE
 from zloss.results.router import RouterFindings

@@ -30,10 +30,9 @@ from zloss.audit.implementation.source import Storage, joined_errors, storage_dt
 from zloss.errors import CoordinateError
 from zloss.head.loss import head_loss
 from zloss.measure.bf16_products import working_bf16_products
-from zloss.measure.gradients import all_parameters_on
 from zloss.measure.paper_loss import paper_loss
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.output_head import OutputHead, hidden_states
+from zloss.models.output_head import OutputHead, all_parameters_on, hidden_states
 from zloss.objectives import Objective
 from zloss.optimizer.endpoints import STATIC_SCALES, fp16_margin
 from zloss.optimizer.recorder import first_direction
