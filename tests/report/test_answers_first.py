@@ -23,9 +23,12 @@ from zloss.report.audit import (
 from zloss.report.comparison import answer
 from zloss.report.document import Items, Text
 from zloss.report.files import render_page, terminal_document
+from zloss.report.html import to_page
+from zloss.report.logprobs import logprob_document
 from zloss.report.loss_audit import headline, loss_audit_summary
 from zloss.results.audit import AuditReport, GradientNumbers, HeadNumbers, PlannedLoss
 from zloss.results.comparison import Comparison
+from zloss.results.logprobs import LogprobGap, LogprobNoise
 from zloss.results.loss_audit import LossAudit
 
 CAPPED = "softcapped logits are not shift-invariant, so μ and the centered head are undefined"
@@ -94,7 +97,10 @@ def test_pages_and_terminals_begin_with_the_answer(
 def test_the_card_of_r_z_is_about_the_run_of_the_verdict(report: AuditReport) -> None:
     """At λ_diag it was within the budget, next to a verdict that called the planned λ too strong."""
     lead = "At λ = 0.02 the Z gradient of the whole model is"
-    for share, said in ((0.2, f"{lead} 20 % of its CE gradient, beyond"), (0.001, f"{lead} 0.10 % of its CE gradient, within")):
+    for share, said in (
+        (0.2, f"{lead} 20 % of its CE gradient, beyond"),
+        (0.001, f"{lead} 0.10 % of its CE gradient, within"),
+    ):
         planned = PlannedLoss(coef=0.02, target=0.0, r_z=share / 2, r_z_model=share)
         assert said in render_page(decide_results(audits=(replace(report, planned=planned),)))
 
@@ -102,7 +108,7 @@ def test_the_card_of_r_z_is_about_the_run_of_the_verdict(report: AuditReport) ->
 def test_a_softcapped_head_has_its_own_gain_and_every_row_counts(capped: AuditReport, report: AuditReport) -> None:
     text = joined(audit_summary(capped, verbose=True))
     assert "A_p^99, capped: p99 output-to-hidden gain through the softcap" in text
-    assert "12 rows of V beyond the tokenizer" in text
+    assert "12 rows beyond the tokenizer" in text
     assert "through the softcap" in render_page(decide_results(audits=(capped,)))
     assert "capped" not in joined(audit_summary(report, verbose=True))
 
@@ -127,7 +133,12 @@ def test_a_page_has_one_limit_of_lambda(bare: AuditReport) -> None:
 def test_a_stage_that_fired_harmlessly_says_what_is_large_and_why_it_is_harmless(bare: AuditReport) -> None:
     limits = Thresholds(shift_over_log_v=0, gain_99=0, input_path_ratio=0, component_share=0)
     found = with_decisions(weighed(bare), thresholds=limits)
-    stages = [item for block in decision_document(found.decisions, Text("")) if isinstance(block, Items) for item in block.items]
+    stages = [
+        item
+        for block in decision_document(found.decisions, Text(""))
+        if isinstance(block, Items)
+        for item in block.items
+    ]
     fired = [(item, one) for item, one in zip(stages, found.decisions, strict=False) if one.fired]
     assert len(fired) >= 3
     for item, one in fired:
@@ -139,7 +150,9 @@ def test_a_stage_that_fired_harmlessly_says_what_is_large_and_why_it_is_harmless
     page = render_page(decide_results(audits=(found,)))
     assert "Too small to matter" not in page
     mattering = with_decisions(weighed(bare, noise=(0.24, 0.02)), thresholds=limits)
-    first = next(block for block in decision_document(mattering.decisions, Text("")) if isinstance(block, Items)).items[0]
+    first = next(block for block in decision_document(mattering.decisions, Text("")) if isinstance(block, Items)).items[
+        0
+    ]
     assert (first.tone, first.expanded) == ("fired", True)
 
 
@@ -153,9 +166,28 @@ def test_a_model_without_a_router_has_seven_stages(report: AuditReport) -> None:
     assert decision.fired is None
 
 
+def test_the_log_probabilities_say_which_rows_the_verdict_uses_and_where_centering_hurts() -> None:
+    gap = LogprobGap(512, 0, 0.02, 0.05, 0.0, 0.0, 0.5, 0.5, 0.5)
+    errors = {
+        ("storage", "raw"): 0.03,
+        ("storage", "centered"): 0.02,
+        ("operands", "raw"): 0.01,
+        ("operands", "centered"): 0.02,
+    }
+    rows = [LogprobNoise("bf16", case, head, replace(gap, rms=rms), None, None) for (case, head), rms in errors.items()]
+    said = joined(logprob_document(rows, used="bf16"))
+    assert "The verdict uses the RMS of the bf16 rows in which only the logits are rounded" in said
+    assert "Where inputs and head are rounded to bf16, centering makes the error larger: 0.01 → 0.02." in said
+    assert said.count("makes the error larger") == 1
+    assert "The verdict uses" not in joined(logprob_document(rows))
+    page = to_page(logprob_document(rows), "t")
+    assert "<b>on policy</b>: RMS of δ for tokens that the model itself samples" in page
+    assert '<table class="sortable stacked logprobs">' in page
+
+
 def test_the_file_of_a_gguf_model_and_its_format_are_named(report: AuditReport) -> None:
     extra = {"source": "gguf:Small-Instruct.Q4_1.gguf", "dtype": "fp32"}
     text = joined(audit_summary(replace(report, model=replace(report.model, extra=extra))))
-    assert "file `Small-Instruct.Q4_1.gguf` · stored as Q4_1, computed in fp32" in text
+    assert "`Small-Instruct.Q4_1.gguf` · stored as Q4_1 ·" in text
     unnamed = replace(report, model=replace(report.model, extra={"source": "gguf:small.gguf"}))
-    assert "file `small.gguf` · stored as GGUF ·" in joined(audit_summary(unnamed))
+    assert "`small.gguf` · stored as GGUF ·" in joined(audit_summary(unnamed))

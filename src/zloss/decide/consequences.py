@@ -57,9 +57,9 @@ OLD_REPORT = "this report was written before consequences were measured; run the
 NOISE = "Error of the target's log-probability from 16-bit logits (RMS)"
 FINDINGS = {
     SOURCE.name: "a common shift of the logits",
-    DECOMPOSITION.name: "a log-normalizer away from its target",
+    DECOMPOSITION.name: "a log-normalizer off its target",
     TRANSPORT.name: "a high output-to-hidden gain",
-    PATHWAY.name: "a Z gradient through the input embedding",
+    PATHWAY.name: "a strong input path",
 }
 """Stage of the checkpoint → what it found, inside a sentence."""
 
@@ -81,13 +81,13 @@ def shift_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
         return found(raw, matters=False if why else None, reason=sentence(why or f"{storage} logits overflow"))
     bits = math.log2(raw / centered) if raw > 0 and centered > 0 else 0.0
     enough = raw >= limits.shift_noise and bits >= limits.shift_bits
-    said = f"{storage} logits perturb a token's log-probability by {raw:.3f} nat (RMS)"
+    said = f"{storage} logits perturb log-probabilities by {raw:.3f} nat (RMS)"
     if raw < limits.shift_noise:
         worth = f"less than {limits.shift_noise:g} nat does not matter"
     else:
         worth = f"centering would {'lose' if bits < 0 else 'recover'} {abs(bits):.2g} bits of logit precision"
-        worth += ", log₂ of the error before over the error after"
-        worth += "" if enough else f" ({limits.shift_bits:g} or more would matter)"
+        more = "" if enough else f"; {limits.shift_bits:g} or more would matter"
+        worth += f" (log₂ of error before/after{more})"
     return found(raw, matters=enough, reason=f"{said}; {worth}.")
 
 
@@ -101,7 +101,7 @@ def normalizer_consequence(report: AuditReport, limits: Thresholds) -> Consequen
     value = noise.raw if noise.centered is None else noise.centered
     if value is None:
         return found(None, matters=None, reason=f"{storage} logits overflow.")
-    said = f"{storage} logits perturb a token's log-probability by {value:.3f} nat (RMS)"
+    said = f"{storage} logits perturb log-probabilities by {value:.3f} nat (RMS)"
     said = said if noise.centered is None else f"With a centered head, the {storage} error is {value:.3f} nat"
     return found(value, matters=value >= limit, reason=f"{said} ({_limit(value >= limit, f'{limit:g}')}).")
 
@@ -138,8 +138,9 @@ def router_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
     if planned is None or planned.router_coef is None:
         return Consequence(quantity, None, limit, "", None, "No router coefficient was given (`--router-coef`).")
     why = "the routers have no softmax normalizer, or no gradient"
-    said = f"At λ_R = {coefficient(planned.router_coef)} ({planned.router_convention}) the router Z gradient is {{}} of the CE gradient"
-    return _share(quantity, planned.router_share, limit, f"{said} on the router weights", why)
+    at = f"At λ_R = {coefficient(planned.router_coef)} ({planned.router_convention})"
+    said = f"{at} the router Z gradient is {{}} of the CE gradient on the router weights"
+    return _share(quantity, planned.router_share, limit, said, why)
 
 
 def _share(quantity: str, value: float | None, limit: float, said: str, why: str) -> Consequence:
@@ -273,7 +274,9 @@ def give_verdict(
     said = "Nothing to do: this model needs neither a Z-loss nor a centered head."
     if limiting:
         said = "Nothing to change in this checkpoint; if you train with Z-loss, keep its coefficient low."
-    known = (one.consequence for one in decisions if one.stage in (TRANSPORT.name, PATHWAY.name) and one not in limiting)
+    known = (
+        one.consequence for one in decisions if one.stage in (TRANSPORT.name, PATHWAY.name) and one not in limiting
+    )
     trained = (*_coefficients(report, limits), *_reasons(limiting))
     trained += tuple(one.reason for one in known if one is not None and one.value is not None)
     return ActionVerdict("nothing", said, tuple(rest), confidence, if_trained=trained)
@@ -401,12 +404,12 @@ def _coefficients(report: AuditReport, limits: Thresholds) -> list[str]:
     limit = lambda_limit(report, limits)
     if limit is not None and limit[0] < planned.coef * (1 + 1e-9):
         most, why = limit
-        c = _target(report)
-        found.append(f"Keep λ at {coefficient(one_digit(most))} or below (for c = {c}): {why}, too strong.")
-        if planned.target:
-            found.append(_at_zero(report, most))
+        said = f"Keep λ at {coefficient(one_digit(most))} or below (for c = {_target(report)}): {why}, too strong."
+        found.append(said + (_at_zero(report, most) if planned.target else ""))
     elif planned.coef and 0 < share < limits.negligible_r_z:
-        said = f"At λ = {coefficient(planned.coef)} the Z gradient of the {scope} is {_percent(share)} of its CE gradient"
+        said = (
+            f"At λ = {coefficient(planned.coef)} the Z gradient of the {scope} is {_percent(share)} of its CE gradient"
+        )
         found.append(f"{said} ({planned.tokens:,} tokens): a Z-loss this weak would do nothing.")
     router, most = planned.router_share, limits.router_share
     if planned.router_coef and router and router >= most:
@@ -419,17 +422,18 @@ def _at_zero(report: AuditReport, most: float) -> str:
     """The limit of λ for c = 0: the Z gradient is proportional to log Z − c, so its RMS for both targets scales the limit."""
     planned, raw = report.planned, report.heads.raw
     assert planned is not None
-    lead = f"For c = 0, the target of most codebases,"
-    if raw.diag_z is None or raw.log_z_mean is None or report.target is None or not report.diag_coef:
+    lead = " For c = 0, the target of most codebases,"
+    c = planned.target
+    if c is None or raw.diag_z is None or raw.log_z_mean is None or report.target is None or not report.diag_coef:
         return f"{lead} the limit is another one: rerun with `--target 0`."
     second = raw.diag_z / report.diag_coef + report.target * (2 * raw.log_z_mean - report.target)  # E (log Z)²
-    with_c = second - planned.target * (2 * raw.log_z_mean - planned.target)
+    with_c = second - c * (2 * raw.log_z_mean - c)
     if not (second > 0 and with_c > 0):
         return f"{lead} the limit is another one: rerun with `--target 0`."
     ratio = math.sqrt(second / with_c)
     return (
-        f"{lead} the limit is about {coefficient(one_digit(most / ratio))}, since log Z − c is {ratio:.2g} times as large "
-        "(RMS); `--target 0` measures it."
+        f"{lead} about {coefficient(one_digit(most / ratio))}: log Z − c is {ratio:.2g} times as large (RMS); `--target 0` "
+        "measures it."
     )
 
 
@@ -440,7 +444,7 @@ def _target(report: AuditReport) -> str:
 
 def _confidence(report: AuditReport, decisions: Sequence[Decision], limits: Thresholds) -> str:
     planned, vocab, noise = report.planned, report.model.valid_vocab or report.model.vocab, report.logit_noise
-    text = "pydoc (Python's documentation)" if report.corpus.name == "pydoc" else report.corpus.name
+    text = "Python's documentation" if report.corpus.name == "pydoc" else report.corpus.name
     said = f"From one checkpoint on {report.corpus.predictions:,} tokens of {text}"
     fewer = []
     if noise is not None:
@@ -456,7 +460,7 @@ def _confidence(report: AuditReport, decisions: Sequence[Decision], limits: Thre
     applicable = [one for one in decisions if applies(one)]
     done = sum(one.fired is not None for one in applicable)
     trained = any(one.fired is not None for one in decisions if one.stage in (OPTIMIZER.name, QUALITY.name))
-    said += f" {done} of the {len(applicable)} checks that apply were run"
+    said += f" {done} of {len(applicable)} applicable checks ran"
     said += "." if trained else "; training was not tested."
     if report.corpus.predictions < limits.least_tokens:
         said += f" The text is short: tails need at least {limits.least_tokens:,.0f} tokens."

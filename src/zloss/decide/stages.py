@@ -111,7 +111,8 @@ DECOMPOSITION = Stage(
     name="Objective decomposition",
     risk="Shift and relative logits both violate the target, and one λ pulls on both",
     trigger="The smaller of E μ² and E(log Z̃ − c)², as a share of their sum",
-    action="Try factorized Z-loss, λ_μ·μ² + λ_rel·(log Z̃ − c)², in matched runs: `zloss train MODEL --methods ce,standard,factorized`",
+    action="Try factorized Z-loss, λ_μ·μ² + λ_rel·(log Z̃ − c)², in matched runs: "
+    "`zloss train MODEL --methods ce,standard,factorized`",
     expected="Each coordinate responds to its own coefficient; the cross term is gone",
     not_guaranteed="Smaller update tails or a better PPL: it is a controlled probe",
     evidence="eq:factorized, tab:fineweb_update_outlier_sweep",
@@ -122,7 +123,8 @@ TRANSPORT = Stage(
     name="Architectural transport",
     risk="The output head amplifies the source on its way to the hidden state",
     trigger="A_p^99 of the raw head, with the tail of ‖δ_u‖",
-    action="Try gain-aware Z-loss, weight 1/(1 + β·A_p²) with the gain detached, in matched runs: `zloss train MODEL --methods ce,standard,gain-aware`",
+    action="Try gain-aware Z-loss, weight 1/(1 + β·A_p²) with the gain detached, in matched runs: "
+    "`zloss train MODEL --methods ce,standard,gain-aware`",
     expected="Source and update tails shrink where A_p is large",
     not_guaranteed="A smaller unweighted A_p^99",
     evidence="tab:stress_diag, tab:spectral_audit, tab:adam_state_stress",

@@ -111,7 +111,7 @@ WHY = {
     "fp16_margin_ratio": "the inverse of grad_max_ratio, for the largest safe loss scale κ",
     "quality_tolerance": "1 % of the baseline's PPL, unless the comparison states a tolerance",
     "r_z_budget": "between the 3.5 % of the paper's quality-neutral runs and the 17.5 % that it calls large",
-    "shift_noise": "nats (RMS) that 16-bit logits must cost a log-probability before centering is considered: a probability off by 1 %",
+    "shift_noise": "nats (RMS); 16-bit logits that cost less, a probability off by 1 %, need no centering",
     "shift_bits": "bits of that error that centering must recover: one bit of mantissa is worth a new checkpoint",
     "normalizer_noise": "nats (RMS) that remain with a centered head: a probability off by 5 %",
     "gain_share": "the largest Z gradients at the hidden states are a tenth of the largest of CE",

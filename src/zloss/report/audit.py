@@ -128,9 +128,16 @@ def audit_document(
     ]
     if figures["tails"]:
         said = "Counts are on a logarithmic axis, so that the few tokens at the right end stay visible."
-        document += [heading("Tails over tokens", "tails", "Tails"), Text(said, "lead"), Group("two", tuple(figures["tails"]))]
+        document += [
+            heading("Tails over tokens", "tails", "Tails"),
+            Text(said, "lead"),
+            Group("two", tuple(figures["tails"])),
+        ]
     if figures["spectrum"]:
-        document += [heading("Spectrum of the output head", "spectrum", "Spectrum"), Group("two", tuple(figures["spectrum"]))]
+        document += [
+            heading("Spectrum of the output head", "spectrum", "Spectrum"),
+            Group("two", tuple(figures["spectrum"])),
+        ]
     if extremes := [_extreme_tokens(one) for one in report.extreme_tokens if one.tokens]:
         document += [heading("Extreme tokens in context", "tokens", "Tokens"), Group("tabs", tuple(extremes))]
     document += [
@@ -150,7 +157,10 @@ def audit_document(
         terms("Corpus", to_plain(report.corpus)),
         terms("Run", to_plain(report.provenance)),
         Terms(tuple((Plain(step), seconds(value)) for step, value in report.timings.items()), "Time"),
-        Terms(tuple((Plain(limit), number(value)) for limit, value in ({} if links else report.thresholds).items()), "Thresholds"),
+        Terms(
+            tuple((Plain(limit), number(value)) for limit, value in ({} if links else report.thresholds).items()),
+            "Thresholds",
+        ),
     ]
     return [
         *document,
@@ -178,7 +188,8 @@ def verdict_document(verdict: ActionVerdict, *, reasons: int | None = None) -> D
     document: Document = [Text(verdict.sentence, "answer", "strong")]
     for title, sentences in (
         ("Why", verdict.why[:reasons]),
-        ("If you train with a Z-loss anyway", verdict.if_trained[:reasons]),
+        # The limit of λ comes first.
+        ("If you train with a Z-loss anyway", verdict.if_trained[: None if reasons is None else 1]),
         ("What it changes", verdict.changes),
     ):
         items = [Text(sentence, "item") for sentence in sentences if sentence]
@@ -301,7 +312,7 @@ def _stage(decision: Decision, place: int) -> Item:
 
 
 def tally(decisions: Sequence[Decision]) -> str:
-    """Counts of verdicts: "4 of 7 stages that apply fired (3 of them harmless here), 0 quiet, 3 not evaluated; 1 not applicable"."""
+    """Counts of verdicts: "4 of 7 stages that apply fired (3 harmless here), 0 quiet, 3 not evaluated; 1 not applicable"."""
     fired, quiet, unevaluated = (sum(one.fired is state for one in decisions) for state in (True, False, None))
     harmless, beside = sum(map(is_harmless, decisions)), sum(not applies(one) for one in decisions)
     of = f"{fired} of {len(decisions) - beside} stages{' that apply' if beside else ''} fired"
@@ -316,10 +327,10 @@ def _facts(report: AuditReport) -> str:
     facts = (
         *_origin(report),
         corpus.name,
-        f"{number(corpus.predictions)} predictions in {number(corpus.blocks)} blocks of {corpus.block_size}",
+        f"{number(corpus.predictions)} predictions, {number(corpus.blocks)} blocks of {corpus.block_size}",
         f"PPL {number(report.ppl)}",
         f"V = {number(model.vocab)}, D = {number(model.width)}",
-        *([f"{number(beyond)} rows of V beyond the tokenizer"] if beyond else []),
+        *([f"{number(beyond)} rows beyond the tokenizer"] if beyond else []),
         f"{'tied' if model.tied else 'untied'} head",
         f"c = {number(report.target)}",
         f"λ_diag = {coefficient(report.diag_coef)}",
@@ -328,18 +339,14 @@ def _facts(report: AuditReport) -> str:
 
 
 def _origin(report: AuditReport) -> list[str]:
-    """The file or folder of the checkpoint where its name does not say it, and the dtype of its weights."""
-    model, noise = report.model, report.logit_noise
-    kind, _, place = str(model.extra.get("source") or "").partition(":")
-    read = str(model.extra.get("dtype") or "")
+    """The file of the checkpoint where its name does not say it, and the dtype in which it stores its weights."""
+    kind, _, place = str(report.model.extra.get("source") or "").partition(":")
     if kind == "gguf":
         # Dequantized for the audit; the format of a GGUF file is in its name by convention.
         format_ = re.search(r"[.-](I?Q\d\w*|TQ\d\w*|BF16|F16|F32)\.gguf$", place, re.IGNORECASE)
-        stored = f"stored as {format_[1]}" if format_ else "stored as GGUF"
-        return [f"file `{place}`", f"{stored}{f', computed in {read}' if read else ''}"]
-    if noise is None:
-        return [f"computed in {read}"] if read else []
-    return [f"stored in {noise.saved_dtype}{f', computed in {read}' if read else ''}"]
+        return [f"`{place}`", f"stored as {format_[1] if format_ else 'GGUF'}"]
+    dtype = "" if report.logit_noise is None else report.logit_noise.saved_dtype
+    return [f"stored in {dtype.replace('bfloat', 'bf').replace('float', 'fp')}"] if dtype else []
 
 
 def remarks(report: AuditReport) -> list[str]:
@@ -347,7 +354,8 @@ def remarks(report: AuditReport) -> list[str]:
     gradient, limit = report.gradient, lambda_limit(report, stored_thresholds(report.thresholds))
     if gradient is None or gradient.raw.r_z is None:
         return list(report.notes)
-    said = f"At λ = {coefficient(gradient.coef)} the Z gradient of the head alone is {percent(gradient.raw.r_z)} of the CE gradient"
+    share = percent(gradient.raw.r_z)
+    said = f"At λ = {coefficient(gradient.coef)} the Z gradient of the head alone is {share} of the CE gradient"
     if gradient.whole_model.r_z is not None:
         said += f", that of the whole model {percent(gradient.whole_model.r_z)}"
     if limit is not None and report.planned is not None:
@@ -403,7 +411,10 @@ def _card_verdict(key: str, report: AuditReport) -> tuple[str, Tone]:
         return "Lower is better. Its effect is not known.", "open"
     large = bool(found.fired) and key in ("mu_abs_99", "a_p_99")  # the numbers that a stage compares with its threshold
     if large and key == "a_p_99":
-        return f"Lower is better. Above {number(found.threshold)}, but the gradient that it amplifies is harmless: next card.", ""
+        return (
+            f"Lower is better. Above {number(found.threshold)}, but the gradient that it amplifies is harmless: next card.",
+            "",
+        )
     lead = f"Above {number(found.threshold)}, but harmless here" if large else "Harmless here"
     return f"Lower is better. {lead}: {consequence.reason}", ""
 
@@ -465,7 +476,9 @@ def _small_tables(report: AuditReport) -> tuple[Table, ...]:
     more: Columns = ((solved, lambda name: coefficient(getattr(budget, name, None))),)
     keys = ("row_max_999", "bf16_spacing", "fp16_spacing")
     return (
-        _small("Z gradient relative to CE", gradient, ("r_z", "c_z"), why, ("raw", "centered", "whole_model"), more, SCOPES),
+        _small(
+            "Z gradient relative to CE", gradient, ("r_z", "c_z"), why, ("raw", "centered", "whole_model"), more, SCOPES
+        ),
         _small("Paths into the tied table", report.tied_paths, ("output_norm", "input_norm", "cosine"), no_paths),
         _small("Where stored logits get coarse", report.precision, keys, coarse),
     )

@@ -120,7 +120,9 @@ def _transport(report: AuditReport, sample: GeometrySample) -> Figure | None:
         [*rays, *_clouds(zs, us), *labels],
         f"Slope is the gain A_p; rays mark constant gains. {symbol('diag_coef')} = {coefficient(report.diag_coef)}."
         + _conclusion("the gain of the tail", report.heads.raw.a_p_99, report.heads.centered.a_p_99)
-        + _conclusion("what reaches the hidden state (p99)", report.heads.raw.delta_u_99, report.heads.centered.delta_u_99)
+        + _conclusion(
+            "what reaches the hidden state (p99)", report.heads.raw.delta_u_99, report.heads.centered.delta_u_99
+        )
         + both(f" {symbol('a_p_99')}: ", report.heads.raw.a_p_99, report.heads.centered.a_p_99),
         of="delta_u",
     )
@@ -306,7 +308,9 @@ def spectrum_figures(report: AuditReport) -> list[Figure]:
             key, title, axes, ((name, TONES[name]) for name in sigmas), layers, caption, of=key, height=240
         )
 
-    first = f"{symbol('sigma_1')}: {pair(raw.sigma_1, centered.sigma_1)}.{_conclusion('it', raw.sigma_1, centered.sigma_1)}"
+    first = (
+        f"{symbol('sigma_1')}: {pair(raw.sigma_1, centered.sigma_1)}.{_conclusion('it', raw.sigma_1, centered.sigma_1)}"
+    )
     first += f" Method: {method}."
     gathered = f"{symbol('e_16')} (line): {pair(raw.e_16, centered.e_16)}.{_conclusion('it', raw.e_16, centered.e_16)}"
     return [

@@ -143,8 +143,7 @@ def steps(
     return [
         layer("rect", bars, {"x2": {"field": "x2"}, "y2": {"field": "y2"}}, opacity=0.16, strokeWidth=0),
         layer(
-            "line", outline, interpolate="step-after", strokeWidth=1.4, tooltip=None,
-            **({"strokeDash": [4, 2]} if dashed else {}),
+            "line", outline, interpolate="step-after", strokeWidth=1.4, tooltip=None, strokeDash=[4, 2 if dashed else 0]
         ),
     ]
 

@@ -63,10 +63,12 @@ def logprob_document(rows: Sequence[LogprobNoise], *, used: str = "") -> Documen
 
 def _read(rows: Sequence[LogprobNoise], used: str) -> str:
     """Which rows the verdict uses, and where centering makes the error larger."""
-    rms = {(row.format, row.case, row.head): row.gap.rms for row in rows}
+    rms: dict[tuple[str, str, str], float | None] = {(row.format, row.case, row.head): row.gap.rms for row in rows}
     said = []
     if rms.get((used, "storage", "raw")) is not None:
-        said.append(f"The verdict uses the RMS of the {used} rows in which only the logits are rounded, as it is and centered.")
+        said.append(
+            f"The verdict uses the RMS of the {used} rows in which only the logits are rounded, as it is and centered."
+        )
     for format_, case in dict.fromkeys((row.format, row.case) for row in rows):
         raw, centered = rms.get((format_, case, "raw")), rms.get((format_, case, "centered"))
         if raw is not None and centered is not None and centered > raw:

@@ -113,10 +113,19 @@ WORDS = (
     ("paired difference", "method minus baseline at the same seed, then mean and standard deviation over seeds"),
     ("event", "a step whose gradient norm exceeds a threshold τ; Φ_τ is the share of such steps"),
     ("token-layer mean", "mean over all routing decisions, tokens times layers with a router; s_rel is 1 under it"),
-    ("fired, quiet", "of a stage of the decision map: its number passes its threshold, or does not; its consequence says if that matters"),
-    ("budget", "the largest R_Z that is advised, `r_z_budget`, 5 % unless set; the limit of λ is where the larger R_Z meets it"),
+    (
+        "fired, quiet",
+        "of a stage of the decision map: its number passes its threshold, or does not; its consequence says if that matters",
+    ),
+    (
+        "budget",
+        "the largest R_Z that is advised, `r_z_budget`, 5 % unless set; the limit of λ is where the larger R_Z meets it",
+    ),
     ("bits of logit precision", "log₂ of the 16-bit error of the raw head over that of the centered head"),
-    ("δ of log-probabilities", "log-probability of a token from 16-bit logits minus that from fp32 logits; e^δ is the probability ratio"),
+    (
+        "δ of log-probabilities",
+        "log-probability of a token from 16-bit logits minus that from fp32 logits; e^δ is the probability ratio",
+    ),
     ("Σδ", "sum of δ over a block: the log-ratio of the whole sequence"),
     ("on policy", "over tokens that the model itself samples, instead of those of the text"),
     ("capped at 30", "logits 30·tanh(z/30), a soft cap, for comparison"),
