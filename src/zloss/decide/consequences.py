@@ -62,6 +62,11 @@ FINDINGS = {
     PATHWAY.name: "a strong input path",
 }
 """Stage of the checkpoint → what it found, inside a sentence."""
+UNFIRED = {
+    DECOMPOSITION.name: "the 16-bit noise of the logits",
+    TRANSPORT.name: "the strength of the planned Z-loss",
+}
+"""Stage of the checkpoint → what matters although the stage is quiet."""
 
 
 # Consequences
@@ -249,9 +254,12 @@ def give_verdict(
         )
     if (accepted := _accepted(same, recommended)) is not None:
         method, coef, why, tested = accepted
+        said = f"Train with {recipe(method, coef)}: matched runs accepted it."
+        if report is not None and not mattering:
+            said = f"You can t{said[1:-1]}, but nothing measured in this checkpoint calls for it."
         return ActionVerdict(
             "train",
-            f"Train with {recipe(method, coef)}: matched runs accepted it.",
+            said,
             (*why, *_findings(decisions)),
             tested,
             (
@@ -263,7 +271,8 @@ def give_verdict(
     if report is not None and settled is None and (doubt := _doubt(report, decisions, mattering, limits)) is not None:
         said, reasons = doubt
         rest = _findings(decisions, skip=list(mattering.values()))
-        return ActionVerdict("not_enough_evidence", said, (*reasons, *rest), confidence)
+        trained = tuple(_coefficients(report, limits))
+        return ActionVerdict("not_enough_evidence", said, (*reasons, *rest, *trained), confidence, if_trained=trained)
     limiting = [mattering[stage] for stage in (PATHWAY.name, ROUTER.name) if stage in mattering]
     rest = _findings(decisions, skip=limiting, of=(SOURCE.name, DECOMPOSITION.name))
     if settled is not None:
@@ -279,7 +288,7 @@ def give_verdict(
     )
     trained = (*_coefficients(report, limits), *_reasons(limiting))
     trained += tuple(one.reason for one in known if one is not None and one.value is not None)
-    return ActionVerdict("nothing", said, tuple(rest), confidence, if_trained=trained)
+    return ActionVerdict("nothing", said, (*rest, *trained), confidence, if_trained=trained)
 
 
 def _doubt(
@@ -295,7 +304,7 @@ def _doubt(
     if training:
         now = " Keep the logits in fp32 now." if DECOMPOSITION.name in mattering else ""
         return (
-            f"Not enough evidence to choose a Z-loss: {_named(training)} matters here, and only training runs can tell what "
+            f"Not enough evidence to choose a Z-loss: {_named(*training)} matters here, and only training runs can tell what "
             f"helps. Run `zloss recommend`.{now}",
             _reasons(training),
         )
@@ -308,7 +317,7 @@ def _doubt(
         one for one in decisions if one.stage in FINDINGS and one.fired and one.consequence and one.consequence.matters is None
     ]  # fmt: skip
     if unknown:
-        said = f"there is {_named(unknown)}, but what it does to training could not be computed"
+        said = f"there is {_named(*unknown)}, but what it does to training could not be computed"
         return f"Not enough evidence: {said}.", _reasons(unknown)
     return None
 
@@ -335,8 +344,9 @@ def _accepted(
     return None
 
 
-def _named(decisions: Sequence[Decision]) -> str:
-    return " and ".join(FINDINGS[one.stage] for one in decisions)
+def _named(*decisions: Decision) -> str:
+    """What stages found; of a quiet stage, what matters nevertheless."""
+    return " and ".join((FINDINGS if one.fired else FINDINGS | UNFIRED)[one.stage] for one in decisions)
 
 
 def _findings(
@@ -360,7 +370,7 @@ def _reasons(decisions: Sequence[Decision]) -> list[str]:
     for one in decisions:
         assert one.consequence is not None
         named = one.consequence.matters and one.stage in FINDINGS
-        lead = f"A{FINDINGS[one.stage][1:]} matters here. " if named else ""
+        lead = sentence(f"{_named(one)} matters here") + " " if named else ""
         found.append(lead + one.consequence.reason)
     return found
 
@@ -410,7 +420,8 @@ def _coefficients(report: AuditReport, limits: Thresholds) -> list[str]:
         said = (
             f"At λ = {coefficient(planned.coef)} the Z gradient of the {scope} is {_percent(share)} of its CE gradient"
         )
-        found.append(f"{said} ({planned.tokens:,} tokens): a Z-loss this weak would do nothing.")
+        tokens = "" if planned.tokens is None else f" ({planned.tokens:,} tokens)"
+        found.append(f"{said}{tokens}: a Z-loss this weak would do nothing.")
     router, most = planned.router_share, limits.router_share
     if planned.router_coef and router and router >= most:
         kept = coefficient(one_digit(planned.router_coef * most / router))

@@ -187,7 +187,7 @@ def verdict_document(verdict: ActionVerdict, *, reasons: int | None = None) -> D
     """The answer, the first `reasons` of each kind (None: all), what it would change, and how sure it is."""
     document: Document = [Text(verdict.sentence, "answer", "strong")]
     for title, sentences in (
-        ("Why", verdict.why[:reasons]),
+        ("Why", [said for said in verdict.why if said not in verdict.if_trained][:reasons]),
         # The limit of λ comes first.
         ("If you train with a Z-loss anyway", verdict.if_trained[: None if reasons is None else 1]),
         ("What it changes", verdict.changes),

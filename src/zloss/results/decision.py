@@ -65,7 +65,7 @@ class ActionVerdict:
     changes: tuple[str, ...] = ()
     """What the action would change, and what it would not."""
     if_trained: tuple[str, ...] = ()
-    """Where nothing calls for a Z-loss: what one would do to this model, the limit of λ first."""
+    """Those of the reasons that say what a Z-loss would do to this model, the limit of λ first."""
 
 
 @dataclass(frozen=True)
