@@ -382,7 +382,12 @@ def test_what_cannot_be_audited_is_one_sentence(tmp_path: Path) -> None:
         (InputError, "without a graph", rows, given | {"hidden_of": torch.no_grad()(model.hidden)}),
         (InputError, "`valid_vocab` is 'tokenizer', but there is none", rows, given | {"valid_vocab": "tokenizer"}),
         (UnknownNameError, "Did you mean 'gradient_blocks'", rows, given | {"gradient_block": 3}),
-        (InputError, "`target` is expected to be a number, 'log_v' .* or None, but got 'V'", rows, given | {"target": "V"}),
+        (
+            InputError,
+            "`target` is expected to be a number, 'log_v' .* or None, but got 'V'",
+            rows,
+            given | {"target": "V"},
+        ),
         (InputError, "decode.list of ids. -> str`, but is a dict without", rows, given | {"tokenizer": {"a": 0}}),
         (InputError, "can show text but not read it .*: pass `tokens`", None, given | {"tokenizer": Letters()}),
         (CheckpointError, "not causal", rows, given | {"hidden_of": cheating}),

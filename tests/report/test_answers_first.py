@@ -93,10 +93,14 @@ def test_a_loss_audit_says_what_is_wrong_and_one_fix_per_finding(loss_audit: Los
     opening, fixes = told(("forward_backward_mismatch", "error"), ("zero_gradient_z", "error"), has_z=False)
     assert opening.startswith("Fix this loss before you train with it: 2 errors (forward_backward_mismatch, zero")
     assert fixes == ["zero_gradient_z, forward_backward_mismatch"]
-    _, fixes = told(("overwrites_input", "warning"), ("differs_from_expected", "error"), ("forward_backward_mismatch", "error"))
+    _, fixes = told(
+        ("overwrites_input", "warning"), ("differs_from_expected", "error"), ("forward_backward_mismatch", "error")
+    )
     assert fixes == ["forward_backward_mismatch", "differs_from_expected", "overwrites_input"]
     opening, fixes = told(("reported_z_value", "error"), ("all_ignored_nonfinite", "warning"))
-    assert opening.startswith("No errors in what this loss trains, but the Z it reports is wrong: 1 error (reported_z_val")
+    assert opening.startswith(
+        "No errors in what this loss trains, but the Z it reports is wrong: 1 error (reported_z_val"
+    )
     assert fixes == ["reported_z_value", "all_ignored_nonfinite"]
     for has_z in (False, None):  # the Z that is reported may be meant to be trained
         assert told(("reported_z_value", "error"), has_z=has_z)[0].startswith("Fix this loss")

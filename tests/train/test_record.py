@@ -318,7 +318,7 @@ def test_a_loss_without_the_bias_of_the_head_is_refused(tmp_path: Path) -> None:
         finally:
             run.close()
 
-    with pytest.raises(InputError, match="Pass `bias=head.bias` to `head_loss`"):
+    with pytest.raises(InputError, match=r"Pass `bias=head\.bias` to `head_loss`"):
         first_step("left out", Plain(1))
     model = Plain(1)
     first_step("passed", model, bias=model.head.bias)

@@ -48,7 +48,7 @@ class Witness:
         tokens, vocab = self.shape[0], self.shape[-1]
         called = "from_jax(my_loss)" if jax else "my_loss"
         hidden = f"torch.eye({tokens}, dtype=torch.{self.dtype}), "
-        space = f"Space({vocab}, {vocab}, tokens={tokens}" + (f", avoid={{{ignore_index}}})" if ignore_index >= 0 else ")")
+        avoid = f", avoid={{{ignore_index}}}" if ignore_index >= 0 else ""
         calls = ("load_function", "loss_of") if function else ("loss_of",)
         lines = (
             "import torch",
@@ -56,7 +56,7 @@ class Witness:
             *(["from zloss.audit.loss.jax_loss import from_jax"] if jax else []),
             "from zloss.audit.loss.probes import Space, draw",
             *([f"my_loss = load_function({function!r})"] if function else []),
-            f"probe = draw({self.probe!r}, {space}, seed={self.seed})",
+            f"probe = draw({self.probe!r}, Space({vocab}, {vocab}, tokens={tokens}{avoid}), seed={self.seed})",
             f"target = probe.target_T.where(probe.target_T >= 0, {ignore_index})",
             f"logits = probe.logits_TV.to(torch.{self.dtype}).requires_grad_()",
             f"value = loss_of({called}({hidden + 'logits.T' if linear else 'logits'}, target))",
