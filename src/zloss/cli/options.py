@@ -60,6 +60,7 @@ def parse(command_type: type[Command], argv: list[str], *, prog: str) -> Command
         try:
             described = _description(command_type)
             if hasattr(command_type, "refuse_more"):
+                partial: Any
                 partial, more = tyro.cli(
                     command_type, prog=prog, args=argv, description=described, return_unknown_args=True
                 )
