@@ -25,11 +25,11 @@ from zloss.report.document import Items, Text
 from zloss.report.files import render_page, terminal_document
 from zloss.report.html import to_page
 from zloss.report.logprobs import logprob_document
-from zloss.report.loss_audit import headline, loss_audit_summary
+from zloss.report.loss_audit import bottom_line, headline, loss_audit_summary, what_to_do
 from zloss.results.audit import AuditReport, GradientNumbers, HeadNumbers, PlannedLoss
 from zloss.results.comparison import Comparison
 from zloss.results.logprobs import LogprobGap, LogprobNoise
-from zloss.results.loss_audit import LossAudit
+from zloss.results.loss_audit import Finding, LossAudit, Severity
 
 CAPPED = "softcapped logits are not shift-invariant, so μ and the centered head are undefined"
 
@@ -83,7 +83,7 @@ def test_pages_and_terminals_begin_with_the_answer(
     results = decide_results(loss_audits=(loss_audit,), comparisons=(comparison,))
     first = {"page": render_page(results), "terminal": joined(terminal_document(results))}
     assert loss_audit.found
-    for said in (" ".join(headline(loss_audit).split())[:40], answer(results.comparisons[0])[:20], "What to do: "):
+    for said in (" ".join(headline(loss_audit).split())[:40], answer(results.comparisons[0])[:20], "What to do:"):
         assert first["terminal"].index(said) < first["terminal"].index("Decision map")
         assert first["page"].index(html.escape(said)) < first["page"].index("Decision map</h2>")
     assert first["page"].index("Verdicts</h3>") < first["page"].index("Decision map</h2>")
@@ -92,6 +92,33 @@ def test_pages_and_terminals_begin_with_the_answer(
     page = render_page(decide_results(audits=(report,)))
     assert report.verdict is not None
     assert page.index(report.verdict.sentence[:20]) < page.index('class="cards"')
+
+
+def test_a_loss_audit_says_what_is_wrong_and_one_fix_per_finding(loss_audit: LossAudit) -> None:
+    """A detached Z was to be fixed in the backward pass, a fix of a warning came first, and a wrong log stopped training."""
+
+    def told(*found: tuple[str, Severity], has_z: bool | None = True) -> tuple[str, list[str]]:
+        findings = tuple(Finding(id, "finding", "", severity=severity) for id, severity in found)
+        identified = replace(loss_audit.identified, has_z=has_z)
+        audit = replace(loss_audit, findings=findings, identified=identified)
+        return bottom_line(audit)[0], [fix.partition(":")[0] for fix in what_to_do(audit)]
+
+    opening, fixes = told(("forward_backward_mismatch", "error"), ("zero_gradient_z", "error"), has_z=False)
+    assert opening.startswith("Fix this loss before you train with it: 2 errors (forward_backward_mismatch, zero")
+    assert fixes == ["zero_gradient_z, forward_backward_mismatch"]
+    _, fixes = told(
+        ("overwrites_input", "warning"), ("differs_from_expected", "error"), ("forward_backward_mismatch", "error")
+    )
+    assert fixes == ["forward_backward_mismatch", "differs_from_expected", "overwrites_input"]
+    opening, fixes = told(("reported_z_value", "error"), ("all_ignored_nonfinite", "warning"))
+    assert opening.startswith(
+        "No errors in what this loss trains, but the Z it reports is wrong: 1 error (reported_z_val"
+    )
+    assert fixes == ["reported_z_value", "all_ignored_nonfinite"]
+    for has_z in (False, None):  # the Z that is reported may be meant to be trained
+        assert told(("reported_z_value", "error"), has_z=has_z)[0].startswith("Fix this loss")
+    assert told(("reported_z_value", "error"), ("not_off", "error"))[0].startswith("Fix this loss")
+    assert told(("returned_values", "note"))[0] == "No errors in what this loss trains; 1 note (returned_values)."
 
 
 def test_the_card_of_r_z_is_about_the_run_of_the_verdict(report: AuditReport) -> None:

@@ -184,6 +184,16 @@ class Compare:
     """Also print all means, the paired differences and every part of the verdicts."""
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
+    def refuse_more(self, arguments: Sequence[str]) -> None:
+        """Reject further folders."""
+        if not any(argument.startswith("-") for argument in arguments):
+            raise InputError(
+                f"one folder of runs is compared, but got {1 + len(arguments)} ({', '.join((self.folder, *arguments))}): put "
+                "runs that belong together into one. Runs of one method and λ that differ in the target c have the same name: "
+                "compare each target with CE in its own folder, or record them under two names with "
+                "`zloss.record_run(..., method=...)`."
+            )
+
     def run(self, argv: Sequence[str]) -> int:
         from zloss.decide.answer import decide_results
         from zloss.report.comparison import comparison_summary

@@ -192,10 +192,10 @@ STAGES = (SOURCE, DECOMPOSITION, TRANSPORT, PATHWAY, IMPLEMENTATION, ROUTER, OPT
 
 REUSE = "reuse the forward log-sum-exp statistics in the backward pass"
 REMEDIES = {
+    "zero_gradient_z": "take Z from the logits that carry the gradient, neither detached nor log-probabilities",
     "forward_backward_mismatch": REUSE,
     "low_precision_source": f"keep the logits in fp32 on their way to log Z, and {REUSE}",
     "overflow": "subtract the row maximum before exp, and add it back to log Z",
-    "zero_gradient_z": "take Z from the logits that carry the gradient, neither detached nor log-probabilities",
     "probabilities_not_logits": "take the log-sum-exp of the logits, not of probabilities",
     "max_shifted": "add the row maximum back to log Z before the square",
     "negative_coefficient": "make λ positive",

@@ -110,6 +110,13 @@ WORDS = (
     ("row-centered head", "W with its mean row subtracted from every row, and b likewise; its logits are z̃"),
     ("gain tail, log-normalizer tail", "A_p^99; P_Z^99.9 = p99.9 of the absolute difference of log Z and log V"),
     ("matched runs", "runs that differ in the method and its coefficient only: same start, data, order, optimizer"),
+    ("accepted", "verdict on a method in matched runs: quality, diagnosed coordinate and optimizer all hold"),
+    (
+        "rejected",
+        "verdict on a method in matched runs: one of these parts fails; a diagnosed coordinate that does not fall fails as "
+        "“no effect”",
+    ),
+    ("inconclusive", "verdict on a method in matched runs: no part fails, but the runs cannot decide all of them"),
     ("paired difference", "method minus baseline at the same seed, then mean and standard deviation over seeds"),
     ("event", "a step whose gradient norm exceeds a threshold τ; Φ_τ is the share of such steps"),
     ("token-layer mean", "mean over all routing decisions, tokens times layers with a router; s_rel is 1 under it"),

@@ -175,9 +175,9 @@ def test_a_name_that_leads_nowhere_is_refused(name: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("function", "strict", "code", "line"),
     [
-        ("good", True, 0, "No finding: this loss trains what it computes."),
-        ("plain", False, 0, "with 1 warning (all_ignored_nonfinite)."),
-        ("plain", True, 1, "with 1 warning (all_ignored_nonfinite)."),
+        ("good", True, 0, "No finding: the gradient of this loss matches its value."),
+        ("plain", False, 0, "No errors in what this loss trains; 1 warning (all_ignored_nonfinite)."),
+        ("plain", True, 1, "No errors in what this loss trains; 1 warning (all_ignored_nonfinite)."),
         ("twice", False, 1, "1 error (counted_twice)."),
     ],
 )

@@ -331,6 +331,11 @@ def _refusal(box: BlackBox, space: Space) -> LossCallError | None:
 # What the loss returned.
 
 
+def loss_of(returned: Any) -> Tensor:
+    """The loss in what a function returned: a tensor, or the part of a tuple, mapping or object that an audit would take."""
+    return _read_output(returned, "the loss", 2)[0]
+
+
 def _read_output(returned: Any, name: str, logits_entries: int) -> tuple[Tensor, dict[str, Any]]:
     """The loss, and everything numeric next to it by name. Accepts a tensor, a tuple, a mapping or an object with `.loss`.
 
