@@ -189,7 +189,7 @@ def verdict_document(verdict: ActionVerdict, *, reasons: int | None = None) -> D
     for title, sentences in (
         ("Why", verdict.why[:reasons]),
         # The limit of λ comes first.
-        ("If you train with a Z-loss anyway", verdict.if_trained[: None if reasons is None else 1]),
+        ("If you train with a Z-loss anyway", (verdict.if_trained or ())[: None if reasons is None else 1]),
         ("What it changes", verdict.changes),
     ):
         items = [Text(sentence, "item") for sentence in sentences if sentence]

@@ -64,8 +64,8 @@ class ActionVerdict:
     """How sure: what was measured, and what was assumed."""
     changes: tuple[str, ...] = ()
     """What the action would change, and what it would not."""
-    if_trained: tuple[str, ...] = ()
-    """Where nothing calls for a Z-loss: what one would do to this model, the limit of λ first."""
+    if_trained: tuple[str, ...] | None = field(default=None, metadata=written_with("if_trained"))
+    """Where nothing calls for a Z-loss: what one would do to this model, the limit of λ first; None in other verdicts."""
 
 
 @dataclass(frozen=True)
