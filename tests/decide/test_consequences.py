@@ -34,6 +34,12 @@ def verdict(report: AuditReport, **joined: Any) -> ActionVerdict:
     return found
 
 
+def trained_with(found: ActionVerdict) -> tuple[str, ...]:
+    """What it says about training with a Z-loss nevertheless."""
+    assert found.if_trained is not None
+    return found.if_trained
+
+
 def consequence(report: AuditReport, stage: str, **joined: Any) -> Consequence:
     (found,) = (one.consequence for one in with_decisions(report, **joined).decisions if one.stage == stage)
     assert found is not None
@@ -121,7 +127,7 @@ def test_a_finding_without_a_consequence_is_not_settled(bare: AuditReport) -> No
 def test_a_strong_input_path_limits_lambda_and_calls_for_nothing(bare: AuditReport) -> None:
     found = verdict(weighed(bare, input_path=0.1))
     assert found.action == "nothing"
-    limit, why = found.if_trained[0].partition(" For c = 0")[0].split(" (for c = log V): ")
+    limit, why = trained_with(found)[0].partition(" For c = 0")[0].split(" (for c = log V): ")
     assert limit == "Keep λ at 5e-5 or below"
     assert (
         why
@@ -134,21 +140,21 @@ def test_a_strong_input_path_limits_lambda_and_calls_for_nothing(bare: AuditRepo
 def test_lambda_is_advised_on_and_never_decides(bare: AuditReport) -> None:
     weak, strong = (verdict(weighed(bare, r_z=share)) for share in (0.004, 0.2))
     assert weak.action == strong.action == "nothing"
-    assert weak.if_trained[0].endswith("a Z-loss this weak would do nothing.")
-    assert "too strong" in strong.if_trained[0]
-    assert "Keep λ at 2e-5 or below" in strong.if_trained[0]  # 1e-4 · 0.05 / 0.2, rounded down
+    assert trained_with(weak)[0].endswith("a Z-loss this weak would do nothing.")
+    assert "too strong" in trained_with(strong)[0]
+    assert "Keep λ at 2e-5 or below" in trained_with(strong)[0]  # 1e-4 · 0.05 / 0.2, rounded down
     fine = verdict(weighed(bare))
     assert all("would do nothing" not in one and "too strong" not in one for one in fine.why)
-    assert all(set(one.if_trained) < set(one.why) for one in (weak, strong, fine))
+    assert all(set(trained_with(one)) < set(one.why) for one in (weak, strong, fine))
 
 
 def test_why_none_is_needed_is_apart_from_how_strong_one_would_be(bare: AuditReport) -> None:
     """Half of the reasons for "needs no Z-loss" were about the strength of one."""
     found = verdict(weighed(bare, r_z=0.2))
-    needed = [said for said in found.why if said not in found.if_trained]
+    needed = [said for said in found.why if said not in trained_with(found)]
     assert needed
     assert not [said for said in needed if "Z gradient" in said and not said.startswith("Present, but harmless")]
-    assert [re.split(" is | are ", said)[0] for said in found.if_trained if "would matter" in said] == [
+    assert [re.split(" is | are ", said)[0] for said in trained_with(found) if "would matter" in said] == [
         "The largest Z gradients at the hidden states",
         "The Z gradient through the input embedding",
     ]
@@ -160,7 +166,7 @@ def test_the_only_limit_of_lambda_is_that_of_the_largest_ratio(bare: AuditReport
     assert found is not None
     assert found[0] == pytest.approx(1e-4 * 0.05 / 0.2)
     assert "of the whole model" in found[1]
-    said = " ".join(verdict(strong).if_trained)
+    said = " ".join(trained_with(verdict(strong)))
     assert said.count("Keep λ at") == 1
     assert lambda_limit(weighed(bare, r_z=0.0, input_path=None), Thresholds()) is None
     assert lambda_limit(bare, Thresholds()) is None
@@ -172,15 +178,15 @@ def test_the_limit_for_c_zero_follows_from_both_root_mean_squares(bare: AuditRep
     raw = replace(bare.heads.raw, log_z_mean=mean, diag_z=bare.diag_coef * sum((z - c) ** 2 for z in log_z) / 4)
     report = weighed(replace(bare, heads=replace(bare.heads, raw=raw)), r_z=0.2)
     ratio = math.sqrt(sum(z**2 for z in log_z) / sum((z - c) ** 2 for z in log_z))
-    (said,) = (one for one in verdict(report).if_trained if "c = 0" in one)
+    (said,) = (one for one in trained_with(verdict(report)) if "c = 0" in one)
     assert f"log Z − c is {ratio:.2g} times as large" in said
     assert f"about {coefficient(one_digit(1e-4 * 0.05 / 0.2 / ratio))}: " in said
     unknown = replace(report, heads=replace(report.heads, raw=replace(raw, log_z_mean=None)))
-    (said,) = (one for one in verdict(unknown).if_trained if "c = 0" in one)
+    (said,) = (one for one in trained_with(verdict(unknown)) if "c = 0" in one)
     assert "rerun with `--target 0`" in said
     assert "about" not in said
     # A limit that was measured at c = 0 needs no estimate.
-    assert not [one for one in verdict(weighed(bare, r_z=0.2, target=0.0)).if_trained if "For c = 0" in one]
+    assert not [one for one in trained_with(verdict(weighed(bare, r_z=0.2, target=0.0))) if "For c = 0" in one]
 
 
 def test_how_sure_counts_the_tokens_of_each_claim_and_the_checks_that_ran(bare: AuditReport) -> None:
@@ -206,9 +212,8 @@ def test_a_router_without_its_coefficient_leaves_the_head_to_decide(bare: AuditR
     assert verdict(weighed(experts, noise=SHIFTED)).action == "center"
     strong = weighed(experts, router_coef=1e-3, router_convention="megatron", router_share=0.4)
     assert consequence(strong, "Router reduction").matters is True
-    assert (
-        "Keep λ_R at 2e-4 or below: that is 10 % of the CE gradient on the router weights."
-        in verdict(strong).if_trained
+    assert "Keep λ_R at 2e-4 or below: that is 10 % of the CE gradient on the router weights." in trained_with(
+        verdict(strong)
     )  # 1e-3 · 0.1 / 0.4, rounded down
 
 

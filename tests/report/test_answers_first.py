@@ -150,6 +150,7 @@ def test_a_page_has_one_limit_of_lambda(bare: AuditReport) -> None:
     """It advised 7e-05 for the whole model in its verdict, and 4.65e-4 for the head among the numbers."""
     audited = with_decisions(weighed(bare, r_z=0.08, r_z_model=0.2))
     assert audited.verdict is not None
+    assert audited.verdict.if_trained is not None
     page = render_page(decide_results(audits=(audited,)))
     assert "Keep λ at 2e-5 or below" in audited.verdict.if_trained[0]
     assert "The limit of λ is 2e-5," in " ".join(remarks(audited))

@@ -272,7 +272,9 @@ def give_verdict(
         said, reasons = doubt
         rest = _findings(decisions, skip=list(mattering.values()))
         trained = tuple(_coefficients(report, limits))
-        return ActionVerdict("not_enough_evidence", said, (*reasons, *rest, *trained), confidence, if_trained=trained)
+        return ActionVerdict(
+            "not_enough_evidence", said, (*reasons, *rest, *trained), confidence, if_trained=trained or None
+        )
     limiting = [mattering[stage] for stage in (PATHWAY.name, ROUTER.name) if stage in mattering]
     rest = _findings(decisions, skip=limiting, of=(SOURCE.name, DECOMPOSITION.name))
     if settled is not None:
@@ -288,7 +290,7 @@ def give_verdict(
     )
     trained = (*_coefficients(report, limits), *_reasons(limiting))
     trained += tuple(one.reason for one in known if one is not None and one.value is not None)
-    return ActionVerdict("nothing", said, (*rest, *trained), confidence, if_trained=trained)
+    return ActionVerdict("nothing", said, (*rest, *trained), confidence, if_trained=trained or None)
 
 
 def _doubt(

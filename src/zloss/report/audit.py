@@ -186,10 +186,11 @@ def _thresholds(report: AuditReport) -> Document:
 def verdict_document(verdict: ActionVerdict, *, reasons: int | None = None) -> Document:
     """The answer, the first `reasons` of each kind (None: all), what it would change, and how sure it is."""
     document: Document = [Text(verdict.sentence, "answer", "strong")]
+    trained = verdict.if_trained or ()
     for title, sentences in (
-        ("Why", [said for said in verdict.why if said not in verdict.if_trained][:reasons]),
+        ("Why", [said for said in verdict.why if said not in trained][:reasons]),
         # The limit of λ comes first.
-        ("If you train with a Z-loss anyway", verdict.if_trained[: None if reasons is None else 1]),
+        ("If you train with a Z-loss anyway", trained[: None if reasons is None else 1]),
         ("What it changes", verdict.changes),
     ):
         items = [Text(sentence, "item") for sentence in sentences if sentence]
