@@ -232,9 +232,19 @@ def rows_as_blocks(rows: Blocks | Tensor | Sequence[Sequence[int]], argument: st
 
 
 def make_blocks(
-    corpus: Corpus, tokenizer: Any, *, size: int, count: int | None, bos_id: int | None, offset: int = 0
+    corpus: Corpus,
+    tokenizer: Any,
+    *,
+    size: int,
+    count: int | None,
+    bos_id: int | None,
+    offset: int = 0,
+    fewer: str = "use fewer blocks",
 ) -> Blocks:
-    """The first `count` blocks after `offset`, or all; a text that is too short raises an error that states how many it has."""
+    """The first `count` blocks after `offset`, or all; a text that is too short raises an error that states how many it has.
+
+    `fewer`: how to ask for fewer blocks, for that error.
+    """
     if size < 1 or offset < 0 or (count is not None and count < 1):
         raise CorpusError(f"blocks need a size ≥ 1, an offset ≥ 0 and a count ≥ 1, but got {size}, {offset}, {count}.")
     needed = None if count is None else (offset + count) * size + 1
@@ -251,7 +261,7 @@ def make_blocks(
     available = (have - 1) // size
     least = offset + (count or 1)
     if available < least:
-        fewer = f"use fewer blocks (it has {available}), a" if available else "use a"
+        fewer = f"{fewer} (it has {available}), a" if available else "use a"
         raise CorpusError(
             f"the text {corpus.name!r} has {have} tokens, which give {available} blocks of {size}, but {least} are needed: "
             f"{fewer} smaller block size, or a longer text."

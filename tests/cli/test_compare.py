@@ -78,7 +78,7 @@ def test_differences_are_paired_and_judged_in_one_coordinate(runs: Path, capsys:
     assert data["tokens"]["consumed"] == 15 * 2 * 24
     for word in ("rejected", "inconclusive", "5 methods compared", "a seed varies the initial weights", "reuse factor"):
         assert word in " ".join(printed.split())
-    for word in ("equal bit for bit", "standard, λ 0.3", "comparison.json"):
+    for word in ("equal bit for bit", "Standard, λ 0.3", "comparison.json"):
         assert word in printed
     below = printed[printed.index("  verdict: inconclusive") :].splitlines()
     assert all(len(line) <= 80 for line in below if not line.startswith(str(runs)))

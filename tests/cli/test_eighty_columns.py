@@ -95,7 +95,7 @@ def test_train_and_compare(prints: Prints) -> None:
     text = "\n".join(prints("compare", "dense", "--verbose"))
     assert "clip rate: share of steps" in text
     assert "R_aux: norm of the method's auxiliary gradient" in text
-    assert text.count("factorized, λ 0.001") >= 3
+    assert text.count("Factorized, λ 0.001") >= 3
     prints("train", *MOE, *TRAIN, "--out", "moe")
     text = "\n".join(prints("compare", "moe", "--verbose"))
     assert "s_rel: scale of the router Z-loss relative to the token-layer mean" in text

@@ -59,6 +59,7 @@ MISTAKES = [
     ("audit-implementation {gpt2} --logit-scales 0", "--logit-scales are expected"),
     ("audit-implementation {gpt2} --blocks 0", "--blocks is expected"),
     ("audit-implementation {gpt2} --blocks 100000", "use fewer blocks"),
+    ("recommend {gpt2} --blocks 100000", "set --blocks to 0 for all blocks (it has"),
     ("audit-implementation {gpt2} --out /dev/null/x", "Set it with --out"),
     ("drift {place}/none", "does not exist"),
     ("drift {place}/ckpt.pt", "is a bare state dict"),

@@ -205,7 +205,7 @@ def test_the_quality_gate_rejects_a_rise_of_perplexity_beyond_the_tolerance() ->
     worse = Comparison.from_dict(straight_audit.comparison({"heavy": 1.0, "ce": 0.0}))
     gate = by_name(decide(None, comparisons=[worse]))["Quality gate"]
     assert gate.fired is True
-    assert "rejected: ce" in gate.reason
+    assert "rejected: CE" in gate.reason
     rise = gate.value
     lenient = replace(worse, quality=replace(worse.quality, tolerance_ppl=rise * 1.01))
     assert by_name(decide(None, comparisons=[lenient]))["Quality gate"].fired is False

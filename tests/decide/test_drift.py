@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.decide.made_up_drift import evaluated, kept, made_up_drift, made_up_run
-from zloss.decide.drift import DriftLimits
+from zloss.decide.drift import DriftLimits, matters_not
 from zloss.errors import InputError
 from zloss.results.drift import Drift, Movement
 
@@ -56,6 +56,21 @@ def test_what_moved_while_ce_stood_still_and_since_when(
     if state == "with_ce":
         assert found.finding.startswith("CE moved between all adjacent")
         assert "Softmax does not depend on μ" in found.finding
+
+
+def test_what_moved_with_ce_has_a_name_a_meaning_and_the_limit_of_an_audit() -> None:
+    """It was a symbol and two numbers, without a yardstick."""
+    said = made_up_drift([2, 4, 5.9], [3.0, 2.8, 2.6]).finding
+    shift, log_v = movement(made_up_drift([2, 4, 5.9], [3.0, 2.8, 2.6])), math.log(512)
+    assert (
+        f"common shift (p99 |μ|, the mean logit, which softmax does not see) {shift.before:.4g} → {shift.after:.4g}"
+        in said
+    )
+    assert shift.after > log_v
+    assert f"beyond the limit of {log_v:.3g};" in said
+    small = made_up_drift([0.5, 2, 2], [3.0, 2.8, 2.6])
+    assert matters_not(movement(small), 512)
+    assert f"within the limit of {log_v:.3g}, so it does not matter" in small.finding
 
 
 def test_noise_of_the_text_is_subtracted() -> None:

@@ -12,17 +12,21 @@ import pytest
 from tests.decide.made_up_recommendation import made_up_recommendation
 from tests.measured_reports import with_fired
 from zloss.decide.recommend import (
+    CE_ARM,
     EvaluatedArm,
     Speed,
     budget_coef,
     candidates,
     certain_rejection,
     choose,
+    confirming_runs,
     decide_answer,
     evaluate_arms,
     extra_seeds,
     least_endpoints,
     named_arms,
+    nothing_calls_for_it,
+    part_sentences,
     plan_time,
     planned_runs,
     ranked,
@@ -33,11 +37,13 @@ from zloss.decide.thresholds import Thresholds
 from zloss.decide.verdict_parts import endpoint_limits, judge_endpoints
 from zloss.errors import InputError
 from zloss.optimizer.endpoints import endpoints
+from zloss.protocol.recommend_answer import added_seeds
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import (
     ComparedMethod,
     Comparison,
     HeadSummaries,
+    Interval,
     Quality,
     SeedSummary,
     Verdict,
@@ -45,8 +51,8 @@ from zloss.results.comparison import (
     VerdictPart,
     VerdictParts,
 )
-from zloss.results.decision import LambdaBudget
-from zloss.results.recommendation import Arm
+from zloss.results.decision import Consequence, LambdaBudget
+from zloss.results.recommendation import Arm, Recommendation
 from zloss.results.steps import AdamSample, StepRecord
 
 BUDGET = LambdaBudget(r_z=0.05, raw=3.7e-4, centered=8.2e-3)
@@ -127,6 +133,22 @@ def test_room_behind_all_arms_makes_the_runs_longer_up_to_a_limit(
 ) -> None:
     assert plan_time(ARMS, SEEDS, SPEED, budget=budget, steps=steps) == (ARMS, SEEDS, planned)
     assert SPEED.seconds(8, planned) == 60 + 8 * (20 + planned) <= 0.9 * (budget or math.inf)
+
+
+def test_kept_runs_of_a_folder_cost_nothing_and_the_time_spent_there_is_said() -> None:
+    """Nine minutes were refused for one more seed, because the six runs in the folder were counted as runs to train."""
+    kept = {(*arm.key, 1) for arm in (CE_ARM, *ARMS)} | {
+        (*arm.key, seed) for arm in (CE_ARM, ARMS[0]) for seed in (2, 3)
+    }
+    assert planned_runs(ARMS, SEEDS, kept) == 0
+    assert planned_runs(ARMS, (*SEEDS, 4), kept) == 2
+    # All arms with a run on a seed do not make more than the runs that it needs.
+    assert confirming_runs(ARMS, 2, {(*arm.key, 2) for arm in ARMS}) == 1
+    spent = replace(SPEED, fixed=960.0, spent=900.0)
+    budget = (960 + 2 * 120) / 0.9 + 1
+    assert plan_time(ARMS, (*SEEDS, 4), spent, budget=budget, steps=100, kept=kept) == (ARMS, (*SEEDS, 4), 100)
+    with pytest.raises(InputError, match="need about 27 min, of which 15 min are already spent in this folder"):
+        plan_time(ARMS[:1], SEEDS, spent, budget=budget, steps=100)
 
 
 def test_too_small_a_budget_is_one_sentence_that_names_what_is_needed() -> None:
@@ -238,7 +260,8 @@ def test_every_row_of_the_table(
 ) -> None:
     found = decide_answer(chosen, confirmed, head, **{"diagnosed": True, **options})
     assert (found.level, found.method, found.coef) == wanted
-    assert found.why.endswith(".") or ":" in found.why
+    assert found.why
+    assert all(sentence.endswith(".") for sentence in found.why)
 
 
 @pytest.mark.parametrize(
@@ -266,19 +289,98 @@ def test_only_a_confirmed_z_loss_is_trained_with(objective: str | None, level: A
     assert bool(found.verdict.changes) is (action in ("train", "center"))
 
 
+def with_consequences(found: Recommendation, *, matters: bool) -> Recommendation:
+    """The recommendation with a known consequence of every stage."""
+    known = Consequence("noise", 0.001, 0.01, "nat", matters, "It is small.")
+    return replace(found, stages=tuple(replace(stage, fired=True, consequence=known) for stage in found.stages))
+
+
+def test_a_confirmed_z_loss_contradicted_the_audit_that_found_nothing_that_matters() -> None:
+    """Runs said "train", the audit of the same checkpoint said that nothing needs to be done."""
+    given = replace(made_up_recommendation(), objective="factorized", verdict=None)
+    found = with_verdict(with_consequences(given, matters=False))
+    assert found.verdict is not None
+    assert found.verdict.action == "train"
+    assert found.verdict.sentence == (
+        "Factorized Z-loss at λ = 1e-3 passed, but nothing measured in this model calls for it: the audit's verdict is that "
+        "nothing needs to be done. Its penalty is on the mean logit (λ_μ, toward c_μ = 0) and on log Z − mean logit (λ_rel, "
+        "toward c_rel = log V), both 1e-3."
+    )
+    assert nothing_calls_for_it(found)
+    for other in (given, with_consequences(given, matters=True)):
+        assert with_verdict(other).action.startswith("Train with Factorized Z-loss at λ_μ = λ_rel = 1e-3, ")
+        assert not nothing_calls_for_it(with_verdict(other))
+
+
+def test_a_z_loss_that_lowers_ce_is_called_for_by_that() -> None:
+    given = with_consequences(made_up_recommendation(), matters=False)
+    (verdict,) = given.confirmation
+    assert verdict.parts is not None
+    assert verdict.parts.quality is not None
+    assert with_verdict(given).action.startswith("Centered Z-loss at λ = 1e-3, c = log V passed, but nothing")
+    lower = replace(verdict.parts.quality, interval=Interval(-0.02, -0.01, "nats per token"))
+    better = replace(verdict, parts=replace(verdict.parts, quality=lower))
+    assert (
+        with_verdict(replace(given, confirmation=(better,))).action
+        == "Train with Centered Z-loss at λ = 1e-3, c = log V."
+    )
+
+
+def test_a_z_loss_that_is_not_confirmed_says_what_it_lowered_and_what_that_did_to_ce() -> None:
+    """ "It looks right on 2 fresh seeds" said neither."""
+    found = with_verdict(replace(made_up_recommendation(), level="direction only"))
+    assert found.action == (
+        "Not enough evidence to train with Centered Z-loss at λ = 1e-3, c = log V: on 2 fresh seeds p99 of |log Z̃ − c| was × "
+        "0.881 that of CE (0.868 to 0.894) at ΔCE = +0.00341 ± 0.0079 nat, which does not confirm it. Keep what you have."
+    )
+
+
+def test_reasons_are_short_sentences_with_one_number_each_and_no_jargon() -> None:
+    """They were one sentence: "quality (holds): … coordinate (open): …"."""
+    (verdict,) = made_up_recommendation().confirmation
+    lowered, quality, optimizer = part_sentences(EvaluatedArm(verdict, 0.0, 0.9, 0.8, ""))
+    assert lowered.startswith("It lowered what it is meant to lower: p99 of |log Z̃ − c|")
+    assert quality.startswith("Cross-entropy is not settled: ΔCE = +0.003412 ± 0.0079 nat (")
+    assert optimizer == "The optimizer is not stressed: all 12 endpoints are within their limits."
+    assert verdict.parts is not None
+    assert verdict.parts.quality is not None
+    held = replace(verdict.parts.quality, state="holds")
+    made = replace(verdict, parts=replace(verdict.parts, quality=held))
+    _, quality, _ = part_sentences(EvaluatedArm(made, 0.0, 0.9, 0.8, ""))
+    assert quality == (
+        "Cross-entropy stayed within the tolerance: ΔCE = +0.003412 ± 0.0079 nat (−0.106 to +0.27 PPL; tolerance 0.238 PPL)."
+    )
+
+
+def test_seeds_that_were_added_after_an_answer_are_named_and_stay_named() -> None:
+    """Adding a seed after looking favors good answers, and nothing said that it was done."""
+    earlier = replace(made_up_recommendation(), confirmation_seeds=(2, 3))
+    assert added_seeds((2, 3), earlier) == added_seeds((2, 3, 4), None) == added_seeds((8, 9), earlier) == ()
+    added = added_seeds((2, 3, 4), earlier)
+    later = with_verdict(replace(earlier, confirmation_seeds=(2, 3, 4), added_seeds=added))
+    assert (
+        "tokens per run. Seed 4 was added after an earlier answer, which makes a good answer likelier"
+        in later.confidence
+    )
+    assert added_seeds((2, 3, 4), later) == (4,)
+    assert added_seeds((2, 3, 4, 5), later) == (4, 5)
+
+
 def test_how_sure_names_fresh_seeds_steps_learning_rate_and_assumptions() -> None:
     found = made_up_recommendation()
     assert found.confidence == (
-        "Confirmed on 2 fresh seeds, 100 steps each, at learning rate 5e-05, on validation blocks that selection had not seen: "
-        "tiny <model> on a text, 12,800 tokens per run. Assuming a cosine schedule and a fresh Adam state, because the "
+        "Confirmed on 2 fresh seeds, 100 steps of 128 tokens each, at learning rate 5e-05, on validation blocks that selection "
+        "had not seen: tiny <model> on a text, 12,800 tokens per run. Assuming a cosine schedule and a fresh Adam state, because the "
         "checkpoint does not say. Longer training and other scales were not tested"
     )
-    bare = replace(found.tested, lr=None, steps=None, tokens=None, assumed=(), known=("learning rate 3e-05 at step 5",))
+    bare = replace(
+        found.tested, lr=None, steps=None, tokens=None, assumed=(), known=("learning rate 3e-05 at step 5 (a file)",)
+    )
     said = with_verdict(replace(found, level="undecided", confirmation_seeds=(), tested=bare)).confidence
     assert said.startswith(
         "Not decided without a fresh seed, an unknown number of steps, at an unknown learning rate: "
     )
-    assert "From the checkpoint's trainer_state.json: learning rate 3e-05 at step 5. Longer" in said
+    assert "From the checkpoint: learning rate 3e-05 at step 5 (a file). Longer" in said
     assert (
         "Not confirmed: seen on 1 fresh seed,"
         in with_verdict(replace(found, level="direction only", confirmation_seeds=(2,))).confidence

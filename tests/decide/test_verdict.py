@@ -210,6 +210,6 @@ def test_a_file_without_parts_is_never_accepted_and_the_limits_of_the_optimizer_
 def test_without_one_it_is_a_share_of_the_baseline(comparison: Comparison) -> None:
     quality = evaluated_comparison(comparison, Thresholds(quality_tolerance=0.2)).quality
     assert quality.tolerance_ppl == pytest.approx(0.2 * comparison.baseline_method.mean("ppl"))
-    assert quality.tolerance == "20% of the baseline's PPL, the default"
+    assert quality.tolerance == "20 % of the baseline's PPL, the default"
     nameless = replace(comparison, baseline="another")
     assert judged(nameless, None, made_verdict(0.0)) == [False]

@@ -190,9 +190,30 @@ def test_the_verdict_follows_the_noise(
     found = judge_copy(result, shift_noise=0.01, shift_bits=1.0)
     assert found.action == action
     assert found.sentence.endswith("measured on 128 tokens of pydoc.")
+    if action == "neutral":
+        assert found.sentence.startswith("Keep the original or the copy, as you like: ")
     # Another precision of the stack has other noise, and fp32 logits have none.
     assert judge_copy(replace(result, logits="bf16"), shift_noise=0.01, shift_bits=1.0).action == "neutral"
     assert judge_copy(replace(result, logits="fp32"), shift_noise=0.01, shift_bits=1.0).action == "neutral"
+
+
+@pytest.mark.parametrize(
+    ("noise", "said"),
+    [
+        ((0.005, 0.008), "from 0.005 nat to 0.008 nat, and below 0.01 nat neither matters, measured on"),
+        ((0.030, 0.023), "from 0.030 nat to 0.023 nat, a gain of 0.4 bit, where 1 or more would matter, measured on"),
+        ((0.012, 0.02), "from 0.012 nat to 0.020 nat, a loss of 0.7 bit, where 1 or more would matter, measured on"),
+        ((None, None), "as you like: fp16 logits overflow in both, measured on"),
+    ],
+)
+def test_a_neutral_copy_hid_that_it_got_worse(
+    measured: Centering, noise: tuple[float | None, float | None], said: str
+) -> None:
+    before, after = (
+        replace(side, fp16_noise=each) for side, each in zip((measured.before, measured.after), noise, strict=True)
+    )
+    result = replace(measured, before=before, after=after, logits="fp16")
+    assert said in judge_copy(result, shift_noise=0.01, shift_bits=1.0).sentence
 
 
 @pytest.mark.parametrize(

@@ -63,12 +63,22 @@ def test_a_trainer_checkpoint_states_learning_rate_and_batch(tmp_path: Path) -> 
     config = RecommendConfig(model=trainer_state(tmp_path), accumulate=2)
     run = config.train_config(CE, 1, 100)
     assert (run.lr, run.micro_batch, run.lr_floor, config.tokens_per_step) == (3e-4, 8, 1.0, 4096)
-    assert config.training.known == ("learning rate 0.0003 at step 500", "8 sequences per micro-batch")
+    assert config.training.known == (
+        "learning rate 0.0003 at step 500 (trainer_state.json)",
+        "8 sequences per micro-batch (trainer_state.json)",
+    )
     assert config.training.assumed == ("a constant schedule", "a fresh Adam state")
     assert config.settings(100) | {"lr": 3e-4, "schedule": "constant", "micro_batch": 8} == config.settings(100)
     # The runs are those of the same settings set explicitly.
     explicit = {"lr": 3e-4, "schedule": "constant", "micro_batch": 8, "accumulate": 2}
     assert RecommendConfig(**explicit).fingerprint("t") == config.fingerprint("t")
+
+
+def test_a_schedule_in_a_pickled_file_is_not_read_and_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "training_args.bin").write_bytes(b"")
+    config = RecommendConfig(model=trainer_state(tmp_path))
+    assert config.of_a_trainer
+    assert config.training.assumed[0] == "a constant schedule (training_args.bin was not read, because it is pickled)"
 
 
 def test_explicit_options_win_over_the_checkpoint_and_are_not_assumptions(tmp_path: Path) -> None:
@@ -77,7 +87,7 @@ def test_explicit_options_win_over_the_checkpoint_and_are_not_assumptions(tmp_pa
         model=model, lr=1e-4, schedule="cosine", micro_batch=1, optimizer_state="adam.pt"
     ).training
     assert (training.lr, training.schedule, training.micro_batch) == (1e-4, "cosine", 1)
-    assert (training.known, training.assumed) == ((), ())
+    assert (training.known, training.assumed) == (("the optimizer state (adam.pt)",), ())
     assert RecommendConfig(model=model, schedule="cosine").training.schedule == "cosine"
     # Without the learning rate of the checkpoint there is no reason to keep it constant.
     assert RecommendConfig(model=model, lr=1e-4).training.schedule == "cosine"

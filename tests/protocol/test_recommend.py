@@ -24,7 +24,7 @@ from zloss.protocol import recommend, recommend_runs
 from zloss.protocol.recommend import make_plan, run_recommendation
 from zloss.protocol.recommend_answer import SHOWN, confirming_verdict
 from zloss.results.comparison import Comparison, Verdict, VerdictPart, VerdictParts
-from zloss.results.files import read_record
+from zloss.results.files import read_record, write_record
 from zloss.results.recommendation import Recommendation, RecommendPlan
 from zloss.train.finished import load_runs
 
@@ -88,9 +88,15 @@ def test_time_that_is_left_confirms_on_more_fresh_seeds_and_stops(
     assert (confirmation.seeds, confirmation.steps) == ((2, 3, 4), 100)
     (carried,) = (arm for arm in found.arms if arm.confirmed)
     assert carried.confirmed == next(one.verdict for one in found.confirmation if one.method == carried.method)
-    assert "on 3 fresh seeds, 100 steps each, at learning rate 0.0001" in found.confidence
+    assert "on 3 fresh seeds, 100 steps of 64 tokens each, at learning rate 0.0001" in found.confidence
     acts = found.verdict is not None and found.verdict.action == "train"
     assert acts == (found.level == "confirmed here" and found.objective != "ce") == bool(found.paste)
+    # An answer on one seed was shown before.
+    write_record(folder / Recommendation.FILE, plain[0])
+    later = run_recommendation(config, folder)
+    assert (found.added_seeds, later.added_seeds) == ((), (3, 4))
+    assert "Seeds 3 and 4 were added after an earlier answer" in later.confidence
+    (folder / Recommendation.FILE).unlink()
     # A seed that was begun before the budget ended is finished by the same command.
     shutil.rmtree(folder / "runs" / f"{carried.method}-{carried.coef:g}-s4")
     (folder / ".spent.json").write_text('{"seconds": 1799.9}')
@@ -107,7 +113,10 @@ def test_an_arm_that_the_user_names_is_tried_before_those_of_the_audit(
 ) -> None:
     folder = Path(shutil.copytree(plain[1], tmp_path / "out"))
     found, _, said = recommended(model, folder, methods=("mu-loss:0.1",), max_arms=1)
-    assert "ce, seed 1: kept from before" in said
+    assert "CE, seed 1: kept from before" in said
+    assert any(
+        "were already spent in this folder; 4 finished runs are kept and cost no more time" in line for line in said
+    )
     (arm,) = (arm for arm in found.arms if arm.method not in ("ce", "centered-head"))
     assert (arm.method, arm.coef, arm.note, arm.delta_ce is not None) == ("mu-loss", 0.1, "requested", True)
     plan = read_record(folder / "plan.json", RecommendPlan)
@@ -163,9 +172,9 @@ def test_the_answer_says_what_it_rests_on(shifted: Made, shifted_model: Path) ->
     found = shifted[0]
     assert found.confidence == (
         "Centering does not change predictions, so the runs only check that nothing else does. Not confirmed: seen on 1 fresh "
-        "seed, 100 steps, at learning rate 0.0001, on validation blocks that selection had not seen: shifted on text.txt, 6,400 "
-        "tokens per run. Assuming a cosine schedule, a fresh Adam state and bf16 logits in deployment, because the checkpoint "
-        "does not say. Longer training and other scales were not tested"
+        "seed, 100 steps of 64 tokens, at learning rate 0.0001, on validation blocks that selection had not seen: shifted on "
+        "text.txt, 6,400 tokens per run. Assuming a cosine schedule, a fresh Adam state and bf16 logits in deployment (those of "
+        "the runs, which stage 5 audits, are fp32), because the checkpoint does not say. Longer training and other scales were not tested"
     )
     assert (found.selection_seed, found.confirmation_seeds) == (1, (2,))
     assert any("nothing can be confirmed" in note for note in found.notes)
@@ -181,8 +190,8 @@ def test_only_further_seeds_and_the_other_half_are_quoted_and_its_progress_is_sa
     text = "\n".join(said)
     for line in (
         "s per step of 64 tokens",
-        "on seed 1; the best one and ce on 2; about",
-        "ce, seed 1: 4 runs left, about",
+        "on seed 1; the best one and CE on 2; about",
+        "CE, seed 1: 4 runs left, about",
     ):
         assert line in text
     assert "passes so far" in text or "not at least 1 % lower" in text
@@ -223,7 +232,7 @@ def test_a_command_that_is_killed_goes_on_to_the_same_answer(
     said: list[str] = []
     found = run_recommendation(config, folder, say=said.append)
     assert "resuming with the plan in the folder" in said
-    assert "ce, seed 1: kept from before" in said
+    assert "CE, seed 1: kept from before" in said
     assert numbers(found) == numbers(shifted[0])
 
 
@@ -243,7 +252,7 @@ def test_a_machine_that_became_slow_leaves_arms_and_seeds_out_and_keeps_the_budg
     config = tiny_recommendation(model, max_arms=2, seeds=(1, 2, 3), budget="1s")
     found = run_recommendation(config, folder, say=said.append)
     # Another request on the same runs: they are kept, and so are their steps.
-    assert "ce, seed 1: kept from before" in said
+    assert "CE, seed 1: kept from before" in said
     assert found.confirmation == plain[0].confirmation
     left_out = [arm for arm in found.arms if arm.state == "left out"]
     assert [arm.reason for arm in left_out] == ["the budget has no room for it"]
@@ -252,7 +261,8 @@ def test_a_machine_that_became_slow_leaves_arms_and_seeds_out_and_keeps_the_budg
     dropped = [line for line in said if ": left out, " in line]
     assert [line.split(":")[0] for line in dropped] == [left_out[0].label, "seed 3"]
     assert all(line.endswith("and the budget has 0 s left") for line in dropped)
-    assert "its run and 4 of the confirmation would take about" in dropped[0]
+    # Two runs of seed 2 are kept, those of seed 3 are not.
+    assert "its run and 2 of the confirmation would take about" in dropped[0]
     assert found.confirmation_seeds == (2,)
 
 

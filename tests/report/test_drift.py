@@ -76,6 +76,25 @@ def test_the_page_says_the_finding_and_has_every_checkpoint(report: AuditReport)
     assert "Drift that CE cannot see" in both
 
 
+def test_a_panel_whose_number_did_not_move_says_so() -> None:
+    """The axis of a still number shows its rounding as large as a movement."""
+    found = figures(made_up_drift(GROWN))
+    assert found["a_p_99"].caption == "Did not move."
+    assert found["p_z_999"].caption.endswith("first seen at step 300. Centered: did not move.")
+    assert "Did not move" not in found["mu_abs_99"].caption
+    assert found["ppl"].caption == ""
+
+
+def test_tables_and_limits_explain_only_what_they_show() -> None:
+    drift = made_up_drift(GROWN)
+    page, shown = render_page(decide_results(drifts=(drift,))), printed(drift_summary(drift), 80)
+    assert "fp32 residual" not in shown
+    assert "least_gain" not in page
+    assert "least change of" in page
+    raw, centered = (page.index(f">{head} head<") for head in ("Raw", "Centered"))
+    assert raw < centered
+
+
 def test_the_written_files_are_read_back(tmp_path: Path) -> None:
     drift = made_up_drift(GROWN)
     written = [path.name for path in write_result(tmp_path, decide_results(drifts=(drift,)))]

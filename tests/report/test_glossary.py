@@ -31,6 +31,13 @@ def test_a_name_is_exact_before_it_is_a_part_and_one_quantity_is_explained_once(
     assert len(entries(("s_rel",))) == 1
 
 
+def test_the_words_of_a_recommendation_are_found() -> None:
+    for word in ("λ_μ", "λ_rel", "c_μ", "c_rel", "factorized", "common shift", "tolerance", "arm", "holds", "open"):
+        assert entries((word,)), word
+    assert [name for name, _ in entries(("arm",))] == ["arm"]
+    assert [name for name, _ in entries(("open",))] == ["holds, fails, open"]
+
+
 def test_the_command_explains_a_word_and_refuses_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["glossary", "nothing of the kind"]) == 2
     assert "no 'nothing of the kind'" in capsys.readouterr().err

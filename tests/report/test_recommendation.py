@@ -13,6 +13,7 @@ from tests.report.printing import printed
 from zloss.decide.answer import decide_results
 from zloss.decide.recommend import with_verdict
 from zloss.decide.stages import STAGES
+from zloss.report.document import Table, walk
 from zloss.report.files import render_page, write_result
 from zloss.report.recommendation import plan_summary, recommendation_summary, seeds_sentence
 from zloss.results.audit import AuditReport
@@ -36,7 +37,11 @@ def test_the_page_opens_with_the_verdict_and_everything_below_agrees() -> None:
     assert "First:" not in text
     assert all(stage.name in text for stage in STAGES)
     assert "objective = zloss.CenteredZLoss(coef=0.001)" in text
-    assert "the nearest setting" in text
+    # No block that looks like the recipe where a framework cannot express it.
+    assert (
+        "No setting of these frameworks expresses it: Liger (its Z is λ(log Z)²); Megatron-LM (routers only)." in text
+    )
+    assert "lse_square_scale" not in text
     assert "<model>" not in text
     # One row per arm has both words, and none of the words that once contradicted each other.
     arms = text[text.index(">Arms<") : text.index(">Confirmation<")]
@@ -73,9 +78,9 @@ def test_a_terminal_of_eighty_columns_opens_with_the_verdict_in_25_lines() -> No
     joined, all_of_it = " ".join(text.split()), " ".join(whole.split())
     assert "40 min 12 s of 45 min 0 s. Arms, stages and all lines to paste: --verbose" in joined
     assert "objective = zloss.CenteredZLoss(coef=0.001)" in joined
-    assert "Not guaranteed: Source coordinate: a smaller A_p^99." in joined
+    assert "It does not promise a smaller A_p^99." in joined
     assert "Liger" not in joined
-    for part in ("Liger, the nearest setting", "Quality gate", "stopped", "no room for seed 4"):
+    for part in ("Liger (its Z is", "Quality gate", "stopped", "no room for seed 4"):
         assert part in all_of_it, part
 
 
@@ -132,11 +137,24 @@ def test_an_old_answer_that_was_not_the_chosen_arm_keeps_its_confirmation() -> N
     assert [one.method for one in found.confirmation] == ["centered-head", "centered"]
 
 
+def test_without_a_shift_the_arms_do_not_list_a_centered_head() -> None:
+    """ "not passed: p99 ‖δ_u‖ as deployed is × 5.985 that of CE" was about an arm that nothing had proposed."""
+    found = made_up_recommendation()
+    head = replace(found.arms[0], method="centered-head", coef=0.0, confirmed=None, state="not passed")
+    for fired in (False, True):
+        stages = tuple(replace(stage, fired=fired) for stage in found.stages)
+        document = recommendation_summary(replace(found, arms=(head, *found.arms), stages=stages), verbose=True)
+        (arms,) = (block for block in walk(document) if isinstance(block, Table) and block.name == "arms")
+        assert len(arms.rows) == 2 + fired
+        assert ("Centered head" in printed(document)) is fired
+        assert [column.title for column in arms.columns][3] == "ΔCE\nseed 1"
+
+
 def test_a_centered_head_that_passes_without_a_shift_is_explained() -> None:
     found = made_up_recommendation()
     head = replace(found.arms[0], method="centered-head", coef=0.0, confirmed=None)
     harmless = Consequence("noise", 0.001, 0.01, "nat", False, "It is small.")
     stages = tuple(replace(stage, fired=True, consequence=harmless) for stage in found.stages)
-    said = "centered-head is proposed only where Source coordinate fired and matters"
+    said = "Centered head is proposed only where Source coordinate fired and matters"
     assert said in seeds_sentence(replace(found, arms=(head,), stages=stages))
     assert said not in seeds_sentence(replace(found, arms=(replace(head, confirmed="accepted"),), stages=stages))

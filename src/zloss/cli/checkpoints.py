@@ -68,7 +68,8 @@ class Drift:
     def run(self, argv: Sequence[str]) -> int:
         from zloss.console import choose_notes, choose_progress
         from zloss.decide.answer import DecidedResults
-        from zloss.protocol.drift import run_drift
+        from zloss.protocol.drift import next_command, run_drift
+        from zloss.report.document import Text
         from zloss.report.drift import drift_summary
         from zloss.report.files import write_result
         from zloss.report.terminal import print_document
@@ -96,4 +97,6 @@ class Drift:
         if not self.quiet:
             print_document(drift_summary(drift))
             print("\n".join(str(path) for path in written[:2]))
+            command, why = next_command(drift, self.config, folder)
+            print_document([Text(f"Next: {why}."), Text(command, "code", "strong")])
         return 0

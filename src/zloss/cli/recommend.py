@@ -77,7 +77,7 @@ class Recommend:
                     return 0
                 found = run_recommendation(self.config, folder, force=self.force, view=choose_view(quiet), **shared)
                 if job.first:
-                    self._write(found, folder)
+                    self._write(found, folder, argv)
             except KeyboardInterrupt:
                 if job.first:
                     print(
@@ -98,9 +98,10 @@ class Recommend:
             print_document(plan_summary(plan))
             print(folder / PLAN_FILE)
 
-    def _write(self, found: Recommendation, folder: Path) -> None:
+    def _write(self, found: Recommendation, folder: Path, argv: Sequence[str]) -> None:
         from zloss.decide.answer import DecidedResults
-        from zloss.protocol.recommend_answer import with_model_as_given
+        from zloss.protocol.recommend_answer import next_command, with_model_as_given
+        from zloss.report.document import Text
         from zloss.report.files import write_result
         from zloss.report.recommendation import recommendation_summary
         from zloss.report.terminal import print_document
@@ -114,3 +115,5 @@ class Recommend:
             as_given = with_model_as_given(found.paste, without_folders(self.config.model), self.config.model)
             print_document(recommendation_summary(replace(found, paste=as_given), verbose=self.verbose))
             print("\n".join(str(path) for path in written))
+            command, why = next_command(found, self.config, argv)
+            print_document([Text(f"Next: {why}."), Text(command, "code", "strong")])

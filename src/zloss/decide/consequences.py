@@ -26,10 +26,10 @@ from zloss.decide.recommend import CE as CE_METHOD
 from zloss.decide.recommend import (
     CENTERED_HEAD,
     CONFIRMED,
+    accepted_sentence,
     evaluate_arms,
     one_digit,
     ranked,
-    recipe,
 )
 from zloss.decide.stages import (
     DECOMPOSITION,
@@ -254,12 +254,9 @@ def give_verdict(
         )
     if (accepted := _accepted(same, recommended)) is not None:
         method, coef, why, tested = accepted
-        said = f"Train with {recipe(method, coef)}: matched runs accepted it."
-        if report is not None and not mattering:
-            said = f"You can t{said[1:-1]}, but nothing measured in this checkpoint calls for it."
         return ActionVerdict(
             "train",
-            said,
+            accepted_sentence(method, coef, decisions, "matched runs accepted it"),
             (*why, *_findings(decisions)),
             tested,
             (

@@ -22,13 +22,13 @@ from zloss.decide.intervals import (
     student_quantile,
     text_resamples,
 )
-from zloss.decide.stages import inside
-from zloss.decide.thresholds import Limits
+from zloss.decide.stages import inside, signed
+from zloss.decide.thresholds import Limits, Thresholds
 from zloss.errors import InputError
 from zloss.results.drift import CeChange, Drift, KeptCheckpoint, Movement
 from zloss.results.options import Coordinate
 from zloss.results.provenance import Provenance
-from zloss.results.quantities import plain_name, symbol
+from zloss.results.quantities import NAMES, plain_name, symbol
 from zloss.results.run_metrics import GAIN, SHIFT, SHIFT_SQUARED, VIOLATION
 
 Floats = NDArray[np.float64]
@@ -120,7 +120,9 @@ def evaluate_drift(
         checkpoints=tuple(each.checkpoint for each in kept),
         ce_changes=tuple(_ce_change(before, after, limits) for before, after in pairwise(kept)),
         movements=movements,
-        finding=_finding(movements, ce_stood_still=any(j > i for i, j in enumerate(last_still))),
+        finding=_finding(
+            movements, first.checkpoint.vocab, ce_stood_still=any(j > i for i, j in enumerate(last_still))
+        ),
         began=next((movement.began for movement in movements if movement.state == "invisible"), None),
         limits=limits.to_dict(),
         notes=first.notes,
@@ -267,10 +269,46 @@ def _movement(values: WatchedValues, kept: Sequence[KeptCheckpoint], last_still:
 # Sentences
 
 
-def _name(movement: Movement) -> str:
-    """A number in a sentence, by its symbol; μ exists in one coordinate only."""
-    name = symbol(movement.quantity)
-    return name if movement.quantity in SHIFT_KEYS else f"{name} of the {movement.coordinate} head"
+MEANINGS = {
+    "mu_abs_99": "the mean logit, which softmax does not see",
+    "mu_rms": "the mean logit, which softmax does not see",
+    "p_z_999": "how far log Z is from its target",
+    "a_p_99": "how strongly a Z gradient reaches the hidden states",
+    "sigma_1": "the largest singular value of the head",
+    "e_1": "the share of the head's energy in one direction",
+    "r_z": "the Z gradient at the head, relative to that of CE",
+}
+"""What a watched number is, inside a sentence."""
+
+
+def audit_limit(movement: Movement, vocab: int) -> float | None:
+    """The value at which an audit begins to ask whether the number matters; None for a number without a limit."""
+    limits = Thresholds()
+    known = {
+        "mu_abs_99": limits.shift_over_log_v * math.log(vocab),
+        "a_p_99": limits.gain_99,
+        "r_z": limits.r_z_budget,
+    }
+    return known.get(movement.quantity) if movement.coordinate == "raw" else None
+
+
+def matters_not(movement: Movement, vocab: int) -> bool:
+    """Whether the number ended within the limit of an audit."""
+    limit = audit_limit(movement, vocab)
+    return limit is not None and movement.after is not None and movement.after <= limit
+
+
+def _described(movement: Movement, vocab: int) -> str:
+    """What a number is, how it changed, and whether an audit would ask about it, in a phrase."""
+    key, limit = movement.quantity, audit_limit(movement, vocab)
+    head = "" if key in SHIFT_KEYS else f" of the {movement.coordinate} head"
+    said = f"{inside(NAMES[key])}{head} ({symbol(key)}, {MEANINGS[key]})"
+    if movement.before is not None and movement.after is not None:
+        said += f" {movement.before:.4g} → {movement.after:.4g}"
+    if limit is None:
+        return said
+    small = matters_not(movement, vocab)
+    return f"{said}, {'within' if small else 'beyond'} the limit of {limit:.3g}{', so it does not matter' if small else ''}"
 
 
 def _ce_phrase(change: CeChange) -> str:
@@ -284,11 +322,11 @@ def _ce_phrase(change: CeChange) -> str:
     interval = "" if change.half_width is None else f" ± {change.half_width:.2g}"
     # Below 1e-5 nat a difference is rounding of the forward pass.
     small = abs(change.difference) < 1e-5 and (change.half_width or 0) < 1e-5
-    size = "less than 1e-5 nat" if small else f"{change.difference:+.2g}{interval} nat"
+    size = "less than 1e-5 nat" if small else f"{signed(change.difference, 2)}{interval} nat"
     return f"CE {'did not move' if change.still else 'moved'} ({size})"
 
 
-def _finding(movements: Sequence[Movement], *, ce_stood_still: bool) -> str:
+def _finding(movements: Sequence[Movement], vocab: int, *, ce_stood_still: bool) -> str:
     """What matters, in a few sentences."""
     invisible, with_ce = ([m for m in movements if m.state == state] for state in ("invisible", "with_ce"))
     if invisible:
@@ -301,18 +339,16 @@ def _finding(movements: Sequence[Movement], *, ce_stood_still: bool) -> str:
                 else " No number of the centered head moved with it: it is a common shift of all logits, which `zloss center` "
                 "removes from a checkpoint and a penalty on μ limits in training."
             )
-        return text + (f" Also while CE did not move: {_list(others)}." if others else "")
+        return text + (f" Also while CE did not move: {_list(others, vocab)}." if others else "")
     text = "CE moved between all adjacent checkpoints, so the loss curve hides no change."
     if ce_stood_still:
         text = "No drift that CE cannot see: no watched number moved while CE did not move."
     if with_ce:
-        text += f" Moved while CE moved: {_list(with_ce)}."
+        text += f" Moved while CE moved: {_list(with_ce, vocab)}."
     if any(movement.quantity in SHIFT_KEYS for movement in with_ce):
         text += " Softmax does not depend on μ, so CE does not show that part of it at any step."
     return text
 
 
-def _list(movements: Sequence[Movement]) -> str:
-    return ", ".join(
-        _name(m) + ("" if None in (m.before, m.after) else f" {m.before:.4g} → {m.after:.4g}") for m in movements
-    )
+def _list(movements: Sequence[Movement], vocab: int) -> str:
+    return "; ".join(_described(one, vocab) for one in movements)

@@ -93,7 +93,7 @@ class PairedInterval:
         if self.seeds < 2:
             return "run at least one more seed"
         if seeds is not None and seeds > self.seeds:
-            return f"{seeds} seeds would settle it at the current spread"
+            return f"{seeds} seeds in total would settle it at the current spread"
         return "validate on more text"
 
 

@@ -5,16 +5,27 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from zloss.decide.stages import DECOMPOSITION, PATHWAY, SOURCE, TRANSPORT, USUAL, Stage, sentence
+from zloss.decide.stages import (
+    DECOMPOSITION,
+    PATHWAY,
+    SOURCE,
+    STAGES,
+    TRANSPORT,
+    USUAL,
+    Stage,
+    inside,
+    sentence,
+    signed,
+)
 from zloss.decide.thresholds import Thresholds
-from zloss.decide.verdict_parts import EFFECT, endpoint_limits
+from zloss.decide.verdict_parts import EFFECT, endpoint_limits, quality_span
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import FEW_STEPS, Comparison, Verdict, VerdictName
-from zloss.results.decision import Action, ActionVerdict, LambdaBudget
+from zloss.results.decision import Action, ActionVerdict, Decision, LambdaBudget
 from zloss.results.recommendation import NOT_TESTED, Arm, Level, Recommendation
 from zloss.results.run_config import MU_CENTERING, MU_LOSS, UNPENALIZED
 from zloss.results.steps import PHI, StepRecord
@@ -138,6 +149,8 @@ class Speed:
     """Everything in a run except its steps."""
     fixed: float
     """Everything outside of runs: the time spent so far and the audits that remain."""
+    spent: float = 0.0
+    """The part of `fixed` that earlier commands on the same folder took."""
 
     def seconds(self, runs: int, steps: int) -> float:
         """The whole command."""
@@ -151,38 +164,49 @@ def plan_time(
     *,
     budget: float | None,
     steps: int | None = None,
+    kept: Collection[tuple[str, float, int]] = (),
 ) -> tuple[tuple[Arm, ...], tuple[int, ...], int]:
     """(arms with a run of the first seed, references included; seeds; steps of a run) for a budget in seconds.
 
         seconds = fixed + runs · (steps · step + run)
-        runs = 1 + arms + confirmation seeds · (2, or 3 where Gain-aware may be chosen)
+        runs = 1 + arms + confirmation seeds · (2, or 3 where Gain-aware may be chosen) − runs that are kept
 
-    Without a budget all arms, with `steps` or 100 steps each. Fewer arms rather than shorter runs: every run has at least 100
+    `kept`: (method, λ, seed) of the runs in the folder, which take no time. Without a budget all arms, with `steps` or 100 steps each. Fewer arms rather than shorter runs: every run has at least 100
     steps. Where not all candidates fit, the last ones are left out, down to one; then confirmation seeds, down to one; then the
     budget is too small. If all fit, the runs get more steps.
     """
     per_run, room = steps or LEAST_STEPS, math.inf if budget is None else SHARE * budget
-    for kept_seeds in range(len(seeds), 1, -1):
+    for many in range(len(seeds), 1, -1):
         for count in range(len(candidates), 0, -1):
-            arms, kept = with_references(candidates[:count]), tuple(seeds[:kept_seeds])
-            runs = planned_runs(arms, kept)
+            arms, of_seeds = with_references(candidates[:count]), tuple(seeds[:many])
+            runs = planned_runs(arms, of_seeds, kept)
             if speed.seconds(runs, per_run) > room:
                 continue
             grows = budget is not None and steps is None and count == len(candidates)
             longer = range(MOST_STEPS, per_run, -STEP_UNIT) if grows else ()
-            return arms, kept, next((more for more in longer if speed.seconds(runs, more) <= room), per_run)
+            return arms, of_seeds, next((more for more in longer if speed.seconds(runs, more) <= room), per_run)
     assert budget is not None
-    needed = speed.seconds(LEAST_RUNS, per_run) / SHARE
+    runs = planned_runs(candidates[:1], seeds[:2], kept) if kept else LEAST_RUNS
+    needed = rounded_duration(speed.seconds(runs, per_run) / SHARE)
+    spent = f", of which {rounded_duration(speed.spent)} are already spent in this folder" if speed.spent else ""
     raise InputError(
-        f"`budget` is {rounded_duration(budget)}, but CE and one arm on two seeds, {LEAST_RUNS} runs of {per_run} steps at "
-        f"{speed.step:.2g} s, need about {rounded_duration(needed)}: allow more time, or use fewer tokens per step with "
+        f"`budget` is {rounded_duration(budget)}, but CE and one arm on two seeds, {runs} runs of {per_run} steps at "
+        f"{speed.step:.2g} s, need about {needed}{spent}: allow more time, or use fewer tokens per step with "
         "`micro_batch` or `block_size`."
     )
 
 
-def planned_runs(arms: Sequence[Arm], seeds: Sequence[int]) -> int:
-    """CE and the arms on the first seed; CE, the chosen arm and its reference on the others."""
-    return 1 + len(arms) + (len(seeds) - 1) * runs_per_seed(arms)
+def planned_runs(arms: Sequence[Arm], seeds: Sequence[int], kept: Collection[tuple[str, float, int]] = ()) -> int:
+    """CE and the arms on the first seed; CE, the chosen arm and its reference on the others; without those that are `kept`."""
+    first = sum((*arm.key, seeds[0]) not in kept for arm in (CE_ARM, *arms))
+    return first + sum(confirming_runs(arms, seed, kept) for seed in seeds[1:])
+
+
+def confirming_runs(arms: Sequence[Arm], seed: int, kept: Collection[tuple[str, float, int]] = ()) -> int:
+    """Runs that a confirming seed still needs; of the kept arms, any may be the chosen one."""
+    wanted = runs_per_seed(arms)
+    arms_kept = sum((*arm.key, seed) in kept for arm in arms)
+    return wanted - ((*CE_ARM.key, seed) in kept) - min(arms_kept, wanted - 1)
 
 
 def runs_per_seed(arms: Sequence[Arm]) -> int:
@@ -334,13 +358,14 @@ def _objection(arm: EvaluatedArm, tolerance: float | None) -> str:
     if delta is None:
         return "its validation CE is not finite"
     if tolerance is not None and delta > tolerance:
-        return f"ΔCE = {delta:+.4g} nat is above the tolerance of {tolerance:.3g}"
+        return f"ΔCE = {signed(delta, 4)} nat is above the tolerance of {tolerance:.3g}"
     if ratio is None:
         return "the quantity it is meant to lower could not be measured"
     if ratio > math.exp(EFFECT):
         return f"the quantity it is meant to lower is × {ratio:.4g}, not at least 1 % lower"
     if transported is not None and transported > 1:
-        return f"p99 ‖δ_u‖ as deployed is × {transported:.4g} that of CE"
+        more = ": a Z-loss would push harder on the centered head" if arm.key[0] == CENTERED_HEAD else ""
+        return f"p99 ‖δ_u‖ as deployed is × {transported:.4g} that of CE{more}"
     return ""
 
 
@@ -373,6 +398,8 @@ RECIPES = {
     MU_CENTERING: "μ-centering after every step",
 }
 NO_TRAINING = "Centering does not change predictions, so the runs only check that nothing else does."
+FACTORIZED = "Its penalty is on the mean logit (λ_μ, toward c_μ = 0) and on log Z − mean logit (λ_rel, toward c_rel = log V), both {coef}."
+ON_CHECKPOINT = tuple(stage.name for stage in (SOURCE, DECOMPOSITION, TRANSPORT, PATHWAY))
 
 
 def recipe(method: str, coef: float) -> str:
@@ -381,9 +408,30 @@ def recipe(method: str, coef: float) -> str:
     >>> recipe("centered", 1e-4)
     'Centered Z-loss at λ = 1e-4, c = log V'
     """
+    return RECIPES.get(method, f"{method} at λ = {{coef}}").format(coef=_power(coef))
+
+
+def _power(coef: float) -> str:
     digits, exponent = f"{coef:e}".split("e")
-    written = RECIPES.get(method, f"{method} at λ = {{coef}}")
-    return written.format(coef=f"{float(digits):g}e{int(exponent)}")
+    return f"{float(digits):g}e{int(exponent)}"
+
+
+def accepted_sentence(method: str, coef: float, stages: Sequence[Decision], accepted: str = "") -> str:
+    """What to do with a Z-loss that runs `accepted`: train with it, unless nothing that was measured calls for it."""
+    if not harmless(stages):
+        more = f": {accepted}" if accepted else ""
+        said = f"Train with {recipe(method, coef)}{more}."
+    else:
+        name = f"Factorized Z-loss at λ = {_power(coef)}" if method == "factorized" else recipe(method, coef)
+        nothing = "nothing measured in this model calls for it: the audit's verdict is that nothing needs to be done"
+        said = sentence(f"{name} passed, but {nothing}")
+    return f"{said} {FACTORIZED.format(coef=_power(coef))}" if method == "factorized" else said
+
+
+def harmless(stages: Sequence[Decision]) -> bool:
+    """Whether the consequences of all stages of the checkpoint are known, and none matters."""
+    found = [one.consequence for one in stages if one.stage in ON_CHECKPOINT]
+    return bool(found) and all(one is not None and one.matters is False for one in found)
 
 
 def with_verdict(found: Recommendation) -> Recommendation:
@@ -397,8 +445,11 @@ def with_verdict(found: Recommendation) -> Recommendation:
     | Centered head | any: it needs no training | `center` |
     | a Z-loss | confirmed here | `train` |
     | a Z-loss | direction only | `not_enough_evidence` |
+
+    Where a Z-loss is confirmed that lowered only what it penalizes, and no consequence in the audit matters, the sentence of
+    `train` says that nothing calls for it.
     """
-    method, coef, seeds = found.objective, found.coef or 0.0, len(found.confirmation_seeds)
+    method, coef = found.objective, found.coef or 0.0
     action: Action = "not_enough_evidence"
     if method is None:
         said = "Not enough evidence: the runs did not decide. Keep what you have."
@@ -407,14 +458,11 @@ def with_verdict(found: Recommendation) -> Recommendation:
     elif method == CENTERED_HEAD:
         action, said = "center", "Center the output head and use no Z-loss."
     elif found.level == CONFIRMED:
-        action, said = "train", f"Train with {recipe(method, coef)}."
+        action, said = "train", accepted_sentence(method, coef, () if _improves_ce(found) else found.stages)
     else:
-        said = (
-            f"Not enough evidence to train with {recipe(method, coef)}: it looks right {_fresh(seeds)}, but is not confirmed. "
-            "Keep what you have."
-        )
+        said = f"Not enough evidence to train with {recipe(method, coef)}: {_lowered(found)}. Keep what you have."
     acts, sure = action in ("train", "center"), _how_sure(found)
-    changes = (*found.cost, *(f"Not guaranteed: {each}" for each in found.not_guaranteed)) if acts else ()
+    changes = (*found.cost, *map(_not_promised, found.not_guaranteed)) if acts else ()
     return replace(
         found,
         action=said,
@@ -424,6 +472,48 @@ def with_verdict(found: Recommendation) -> Recommendation:
     )
 
 
+def _not_promised(text: str) -> str:
+    stage, _, rest = text.partition(": ")
+    return f"It does not promise {inside(rest if stage in {one.name for one in STAGES} else text)}"
+
+
+def nothing_calls_for_it(found: Recommendation) -> bool:
+    """Whether the recommended Z-loss lowered only what it penalizes, in a model where nothing that was measured matters."""
+    acts = found.verdict is not None and found.verdict.action == "train"
+    return acts and harmless(found.stages) and not _improves_ce(found)
+
+
+def _verdict_of(found: Recommendation) -> Verdict | None:
+    key = (found.objective, found.coef)
+    return next((one for one in found.confirmation if (one.method, one.coef) == key), None)
+
+
+def _improves_ce(found: Recommendation) -> bool:
+    """Whether the whole interval of ΔCE is below 0."""
+    verdict = _verdict_of(found)
+    quality = None if verdict is None or verdict.parts is None else verdict.parts.quality
+    return quality is not None and quality.interval is not None and quality.interval.upper < 0
+
+
+def _lowered(found: Recommendation) -> str:
+    """What a Z-loss that is not confirmed lowered on fresh seeds, and what that did to CE, in a phrase."""
+    verdict, where = _verdict_of(found), _fresh(len(found.confirmation_seeds))
+    parts = None if verdict is None else verdict.parts
+    lowered = None if parts is None or parts.coordinate is None else parts.coordinate
+    if lowered is None or lowered.numbers.get("ratio") is None:
+        return f"it passed {where}, but is not confirmed"
+    quantity, ratio, span = lowered.numbers.get("quantity"), lowered.numbers["ratio"], lowered.interval
+    level = lowered.numbers.get("level")
+    shown = f"p{100 * level:g} of {quantity}" if level else f"the mean of {quantity}"
+    bounds = "no interval" if span is None else f"{span.lower:.3g} to {span.upper:.3g}"
+    said = f"{where} {shown} was × {ratio:.3g} that of CE ({bounds})"
+    numbers = {} if parts is None or parts.quality is None else parts.quality.numbers
+    if numbers.get("delta_ce") is not None:
+        half = numbers.get("half_width")
+        said += f" at ΔCE = {signed(numbers['delta_ce'])}{'' if half is None else f' ± {half:.2g}'} nat"
+    return f"{said}, which does not confirm it"
+
+
 def _how_sure(found: Recommendation) -> str:
     """How many fresh seeds and steps the answer is based on, on which text, and under which assumptions."""
     tested, seeds = found.tested, len(found.confirmation_seeds)
@@ -431,13 +521,20 @@ def _how_sure(found: Recommendation) -> str:
     said = "" if found.objective != CENTERED_HEAD else f"{NO_TRAINING} "
     said += f"{word} {_fresh(seeds)}, "
     said += "an unknown number of steps" if tested.steps is None else f"{tested.steps:,} steps"
+    said += f" of {tested.tokens // tested.steps:,} tokens" if tested.steps and tested.tokens else ""
     said += " each, at " if seeds > 1 else ", at "
-    said += "an unknown learning rate" if tested.lr is None else f"learning rate {tested.lr:g}"
+    said += "an unknown learning rate" if tested.lr is None else f"learning rate {tested.lr:.3g}"
     said += ", on validation blocks that selection had not seen" if seeds else ""
     said += f": {tested.model} on {tested.text}"
     said += "." if tested.tokens is None else f", {tested.tokens:,} tokens per run."
+    if found.added_seeds:
+        several = len(found.added_seeds) > 1
+        said += (
+            f" Seed{'s' if several else ''} {_listed(tuple(map(str, found.added_seeds)))} {'were' if several else 'was'} added "
+            "after an earlier answer, which makes a good answer likelier than the interval says."
+        )
     if tested.known:
-        said += f" From the checkpoint's trainer_state.json: {_listed(tested.known)}."
+        said += f" From the checkpoint: {_listed(tested.known)}."
     if tested.assumed:
         said += f" Assuming {_listed(tested.assumed)}, because the checkpoint does not say."
     return f"{said} {sentence(NOT_TESTED)}"
@@ -467,9 +564,14 @@ def costs(
         verdict = next((one for one in comparison.quality.methods if (one.method, one.coef) == key), None)
         compared = next((one for one in comparison.methods if (one.method, one.coef) == key), None)
         if verdict is not None and verdict.parts is not None and verdict.parts.quality is not None:
-            found.append(f"Quality: {verdict.parts.quality.reason}")
+            numbers = verdict.parts.quality.numbers
+            lower, upper, tolerance = (numbers.get(key) for key in ("lower_ppl", "upper_ppl", "tolerance_ppl"))
+            if lower is not None and upper is not None:
+                found.append(
+                    f"Perplexity: {signed(lower)} to {signed(upper)}, where a rise of {tolerance:.3g} would be accepted."
+                )
         if compared is not None and (r_aux := compared.mean("r_aux")):
-            said = f"the Z-loss gradient at the head is {r_aux:.1%} of the CE gradient"
+            said = f"the Z-loss gradient at the head is {100 * r_aux:.2g} % of the CE gradient"
             found.append(f"Gradient: after training, {said}.")
     if method == CENTERED_HEAD:
         found.append("No training needed: the head is centered once.")
@@ -497,7 +599,8 @@ class Answer:
     level: Level
     method: str | None
     coef: float | None
-    why: str
+    why: tuple[str, ...]
+    """The reasons, the deciding one first."""
 
 
 def decide_answer(
@@ -530,13 +633,13 @@ def decide_answer(
     rejected = confirmed is not None and confirmed.verdict.verdict == "rejected"
     if not diagnosed:
         why = "No stage of the checkpoint fired: there is no shift, tail or gain that a Z-loss should lower."
-        return Answer(CONFIRMED if rejected else DIRECTION, CE, 0.0, why)
+        return Answer(CONFIRMED if rejected else DIRECTION, CE, 0.0, (why,))
     if chosen is None and not stopped:
-        return Answer(UNDECIDED, None, None, "No arm finished a run, so there is nothing to decide.")
+        return Answer(UNDECIDED, None, None, ("No arm finished a run, so there is nothing to decide.",))
     if chosen is None:
         why = f"Every arm ({stopped}) was stopped on the first seed, because its rejection was certain."
     elif confirmed is None:
-        return Answer(UNDECIDED, None, None, f"No additional seed confirms {chosen.verdict.label}.")
+        return Answer(UNDECIDED, None, None, (f"No additional seed confirms {chosen.verdict.label}.",))
     elif chosen.passes and confirmed.passes:
         return _confirmed(confirmed)
     else:
@@ -548,13 +651,33 @@ def decide_answer(
     if chosen is not None and confirmed is not None and (chosen.passes or confirmed.passes):
         said = confirmed.objection or "it passes"
         why = f"Selection and confirmation disagree on {chosen.verdict.label}; on confirmation: {said}."
-        return Answer(UNDECIDED, None, None, why)
-    return Answer(CONFIRMED if rejected else DIRECTION, CE, 0.0, why)
+        return Answer(UNDECIDED, None, None, (why,))
+    return Answer(CONFIRMED if rejected else DIRECTION, CE, 0.0, (why,))
 
 
 def _confirmed(arm: EvaluatedArm, *more: str) -> Answer:
     method, coef = arm.key
     level = CONFIRMED if arm.verdict.verdict == "accepted" else DIRECTION
-    parts = () if arm.verdict.parts is None else arm.verdict.parts.named()
-    said = " ".join(f"{name} ({part.state}): {part.reason}" for name, part in parts)
-    return Answer(level, method, coef, " ".join((f"{arm.verdict.label} on fresh seeds: {said}", *more)))
+    return Answer(level, method, coef, (*part_sentences(arm), *more))
+
+
+def part_sentences(arm: EvaluatedArm) -> tuple[str, ...]:
+    """What fresh seeds say of an arm, a sentence per part of its verdict, the quantity that it is meant to lower first."""
+    parts = arm.verdict.parts
+    if parts is None:
+        return (f"{arm.verdict.label} was confirmed on fresh seeds.",)
+    found = []
+    if (lowered := parts.coordinate) is not None:
+        leads = {
+            "holds": "It lowered what it is meant to lower",
+            "open": "It is not certain that it lowered what it should",
+        }
+        found.append(f"{leads.get(lowered.state, 'It did not lower what it should')}: {lowered.reason}")
+    if (quality := parts.quality) is not None:
+        held = quality.state == "holds"
+        lead = "Cross-entropy stayed within the tolerance" if held else "Cross-entropy is not settled"
+        found.append(f"{lead}: {f'{quality_span(quality.numbers)}.' if held and quality.numbers else quality.reason}")
+    if (optimizer := parts.optimizer) is not None:
+        lead = "The optimizer is not stressed" if optimizer.state == "holds" else "The optimizer is not settled"
+        found.append(f"{lead}: {optimizer.reason}")
+    return tuple(found)

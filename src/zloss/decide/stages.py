@@ -87,6 +87,16 @@ def sentence(*parts: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
+def signed(value: float, digits: int = 3) -> str:
+    """A number with its sign, as sentences show it.
+
+    >>> signed(-0.00057423), signed(2e-05), signed(0.0)
+    ('−0.000574', '+2e-05', '+0')
+    """
+    text = f"{value:+.{digits}g}"
+    return f"−{text[1:]}" if text.startswith("-") else text
+
+
 def inside(text: str) -> str:
     """For the inside of a sentence; an initial that is a symbol or an abbreviation stays.
 

@@ -238,7 +238,7 @@ def with_tolerance(comparison: Comparison, thresholds: Thresholds) -> Comparison
     if comparison.quality.tolerance_ppl is not None or ppl is None:
         return comparison
     share = thresholds.quality_tolerance
-    stated = f"{100 * share:.3g}% of the baseline's PPL, the default"
+    stated = f"{100 * share:.3g} % of the baseline's PPL, the default"
     return replace(comparison, quality=replace(comparison.quality, tolerance_ppl=share * ppl, tolerance=stated))
 
 

@@ -23,6 +23,7 @@ from zloss.decide.intervals import (
     paired_interval,
     quality_interval,
 )
+from zloss.decide.stages import signed
 from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError
 from zloss.results.comparison import FEW_STEPS, ComparedMethod, Comparison, Interval, State, VerdictPart
@@ -275,17 +276,10 @@ def judge_quality(interval: PairedInterval, *, baseline_ppl: float, tolerance_pp
 
 
 def _quality_reason(interval: PairedInterval, state: State, tolerance: float, numbers: Mapping[str, Any]) -> str:
-    delta, lower, upper = (
-        "∞" if numbers[key] is None else f"{numbers[key]:+.3g}" for key in ("delta_ppl", "lower_ppl", "upper_ppl")
-    )
+    upper, span = _ppl(numbers["upper_ppl"]), quality_span(numbers)
     if not math.isfinite(interval.half_width):
         why = "one seed" if interval.seeds < 2 else "one group of validation text"
-        span = f"ΔCE = {interval.difference:+.4g} nat ({delta} PPL) without an interval"
         return f"{why}: {span}; {interval.needed(tolerance)}."
-    span = (
-        f"ΔCE = {interval.difference:+.4g} ± {interval.half_width:.2g} nat ({lower} to {upper} PPL; "
-        f"tolerance {numbers['tolerance_ppl']:.3g} PPL)"
-    )
     if state == "fails":
         return f"{span}."
     if state == "holds":
@@ -295,6 +289,19 @@ def _quality_reason(interval: PairedInterval, state: State, tolerance: float, nu
     if interval.groups < LEAST_GROUPS:
         return f"{span}; the runs recorded {interval.groups} groups of validation text, but at least {LEAST_GROUPS} are needed."
     return f"{span}; a tolerance of {upper} PPL would hold, or {interval.needed(tolerance)}."
+
+
+def quality_span(numbers: Mapping[str, Any]) -> str:
+    """ΔCE with its interval, from the numbers of a quality part, in a phrase."""
+    delta, half = signed(numbers["delta_ce"], 4), numbers.get("half_width")
+    if half is None:
+        return f"ΔCE = {delta} nat ({_ppl(numbers.get('delta_ppl'))} PPL) without an interval"
+    lower, upper = (_ppl(numbers.get(key)) for key in ("lower_ppl", "upper_ppl"))
+    return f"ΔCE = {delta} ± {half:.2g} nat ({lower} to {upper} PPL; tolerance {numbers['tolerance_ppl']:.3g} PPL)"
+
+
+def _ppl(change: float | None) -> str:
+    return "∞" if change is None else signed(change)
 
 
 def _finite(value: float) -> float | None:

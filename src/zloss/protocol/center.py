@@ -57,6 +57,8 @@ CHUNK = 128
 """Tokens whose logits are held at once."""
 GREEDY_TOKENS = 64
 PROMPT_TOKENS = 16
+AS_YOU_LIKE = "Keep the original or the copy, as you like"
+"""How the sentence of a neutral copy begins."""
 PPL_AGREEMENT = 1e-6
 """Relative difference of PPL up to which a copy counts as verified."""
 PPL_RISE, PPL_RISE_16_BIT = 1e-5, 1e-3
@@ -323,7 +325,7 @@ def judge_copy(result: Centering, *, shift_noise: float, shift_bits: float) -> C
     if not rounded and not result.greedy_equal and rise > PPL_AGREEMENT:
         return CopyVerdict("discard", f"{said}, and its greedy continuation differs, {where}.")
     if result.logits == "fp32":
-        said = "Neutral: fp32 logits lose nothing to a common shift, so the copy is neither better nor worse"
+        said = f"{AS_YOU_LIKE}: fp32 logits lose nothing to a common shift, so the copy is neither better nor worse"
         return CopyVerdict("neutral", f"{said}, {where}.")
     # Logits that overflow have an infinite error.
     before, after = (
@@ -347,5 +349,13 @@ def judge_copy(result: Centering, *, shift_noise: float, shift_bits: float) -> C
         return CopyVerdict("discard", f"Discard the copy: {changed}, {where}.")
     if bits >= shift_bits and before >= shift_noise:
         return CopyVerdict("keep", f"Keep the copy: {changed}, {where}.")
-    worth = f"{bits:+.1f} bit; worth it if {shift_noise:g} nat or more fell by {shift_bits:g} bit or more"
-    return CopyVerdict("neutral", f"Neutral: {changed} ({worth}), {where}.")
+    moved = f"centering moves the error of a token's log-probability from {result.logits} logits (RMS) from {words[0]} to {words[1]}"
+    if max(before, after) < shift_noise:
+        moved += f", and below {shift_noise:g} nat neither matters"
+    elif math.isinf(before):
+        moved = f"{result.logits} logits overflow in both"
+    else:
+        moved += (
+            f", a {'gain' if bits >= 0 else 'loss'} of {abs(bits):.1f} bit, where {shift_bits:g} or more would matter"
+        )
+    return CopyVerdict("neutral", f"{AS_YOU_LIKE}: {moved}, {where}.")

@@ -149,7 +149,7 @@ NOT_OF_THE_RUNS = {
 OF_THE_CHECKPOINT = ("lr", "schedule", "micro_batch")
 """Settings that a checkpoint may record."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-TRAINER_STATE = "trainer_state.json"
+TRAINER_STATE, TRAINING_ARGS = "trainer_state.json", "training_args.bin"
 DEFAULT_LR, DEFAULT_MICRO_BATCH = 5e-5, 2
 DEFAULT_SCHEDULE: Schedule = "cosine"
 
@@ -162,9 +162,9 @@ class Training:
     schedule: Schedule
     micro_batch: int
     known: tuple[str, ...]
-    """Settings taken from `trainer_state.json`, as phrases."""
+    """Settings taken from the files of the checkpoint, as phrases."""
     assumed: tuple[str, ...]
-    """Settings that come from neither the user nor that file, as phrases."""
+    """Settings that come from neither the user nor these files, as phrases."""
 
 
 @dataclass(frozen=True)
@@ -274,22 +274,31 @@ class RecommendConfig(TextOptions):
         if lr is None and found.get("learning_rate"):
             lr = found["learning_rate"]
             schedule = schedule or "constant"
-            known.append(f"learning rate {lr:g} at step {found['global_step']:,}")
+            known.append(f"learning rate {lr:.3g} at step {found['global_step']:,} ({TRAINER_STATE})")
         elif lr is None:
             lr = DEFAULT_LR
             assumed.append(f"learning rate {lr:g}")
         schedule = schedule or DEFAULT_SCHEDULE
         if self.schedule is None:
-            assumed.append(f"a {schedule} schedule")
+            pickled = (Path(self.model) / TRAINING_ARGS).is_file()
+            unread = f" ({TRAINING_ARGS} was not read, because it is pickled)" if pickled else ""
+            assumed.append(f"a {schedule} schedule{unread}")
         if micro_batch is None and found.get("train_batch_size"):
             micro_batch = found["train_batch_size"]
-            known.append(f"{micro_batch} sequences per micro-batch")
+            known.append(f"{micro_batch} sequences per micro-batch ({TRAINER_STATE})")
         elif micro_batch is None:
             micro_batch = DEFAULT_MICRO_BATCH
             assumed.append(f"{micro_batch * self.accumulate * self.block_size:,} tokens per step")
         if self.optimizer_state is None:
             assumed.append("a fresh Adam state")
+        else:
+            known.append(f"the optimizer state ({Path(self.optimizer_state).name})")
         return Training(lr, schedule, micro_batch, tuple(known), tuple(assumed))
+
+    @property
+    def of_a_trainer(self) -> bool:
+        """Whether the checkpoint is a folder of the Hugging Face Trainer."""
+        return (Path(self.model) / TRAINER_STATE).is_file()
 
     @property
     def tokens_per_step(self) -> int:

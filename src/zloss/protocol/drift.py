@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import re
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,7 +18,7 @@ from zloss import __version__
 from zloss.audit.checkpoint.run import run_audit_of
 from zloss.console import Progress, Silent
 from zloss.decide.decision_map import with_decisions
-from zloss.decide.drift import DriftLimits, evaluate_drift
+from zloss.decide.drift import SHIFT_KEYS, DriftLimits, evaluate_drift, matters_not
 from zloss.decide.intervals import mean_over_tokens
 from zloss.errors import CheckpointError, InputError, first_line
 from zloss.jobs import Job
@@ -107,7 +108,7 @@ def measure_checkpoint(
         blocks, audit = cut.blocks, replace(config.audit(place.name), block_size=cut.blocks.size)
         weights, tokens = model_fingerprint(checkpoint), blocks.fingerprint()
     identity = f"{weights}-{audit.fingerprint(tokens)}-{audit.gradient_blocks}-{__version__}"
-    kept_in = folder / CHECKPOINTS / re.sub(r"[^\w.-]+", "-", place.name)
+    kept_in = folder / CHECKPOINTS / _folder_name(place.name)
     # An unreadable file is measured again.
     with contextlib.suppress(InputError):
         kept = read_record(kept_in / KEPT_FILE, KeptCheckpoint)
@@ -134,6 +135,10 @@ def measure_checkpoint(
     # Last: its presence says that the checkpoint is finished.
     write_record(kept_in / KEPT_FILE, kept)
     return kept, False
+
+
+def _folder_name(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name)
 
 
 def _open(place: Place, config: DriftConfig, *, weights: bool = True) -> tuple[Checkpoint, ModelBlocks]:
@@ -163,6 +168,34 @@ def _open(place: Place, config: DriftConfig, *, weights: bool = True) -> tuple[C
 def _numbers(head: HeadNumbers, r_z: float | None) -> DriftNumbers:
     keys = (field.name for field in fields(DriftNumbers) if field.name != "r_z")
     return DriftNumbers(**{key: getattr(head, key) for key in keys}, r_z=r_z)
+
+
+def next_command(drift: Drift, config: DriftConfig, folder: Path) -> tuple[str, str]:
+    """(the command that follows from the drift in `folder`, what to do and learn with it).
+
+    A common shift that CE cannot see: `zloss center` on the last checkpoint. Anything else that CE cannot see, or that ended
+    beyond a limit: its audit. Nothing: the audit of the loss.
+    """
+    last = find_places(config)[-1]
+    text = [word for name in config.texts for word in ("--text", name)]
+    text += [] if config.corpus is None or config.texts else ["--corpus", config.corpus]
+    moved = [one for one in drift.movements if one.state in ("invisible", "with_ce")]
+    invisible, vocab = drift.invisible, drift.checkpoints[-1].vocab
+    if all(one.state == "with_ce" and matters_not(one, vocab) for one in moved):
+        return "zloss audit-loss MODULE:FUNCTION", (
+            "nothing here calls for a change. If you already use a Z-loss, check that it applies the λ, c and denominator "
+            "that you believe it does"
+        )
+    shifted = any(one.quantity in SHIFT_KEYS for one in invisible)
+    if shifted and last.revision is None and not any(one.coordinate == "centered" for one in invisible):
+        words = ["zloss", "center", last.model, *text, "--out", "zloss-centered"]
+        return shlex.join(
+            words
+        ), "write a centered copy of the last checkpoint, and see what the shift costs in 16 bits"
+    kept_in = folder / CHECKPOINTS / _folder_name(last.name)
+    return shlex.join(
+        ["zloss", "report", str(kept_in)]
+    ), "read the audit of the last checkpoint, which says what matters"
 
 
 # Which checkpoints

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,17 +26,19 @@ from zloss.decide.decision_map import with_decisions
 from zloss.decide.recommend import (
     CE_ARM,
     CENTERED_HEAD,
+    GAIN_AWARE,
     LEAST_STEPS,
     STANDARD,
     certain_rejection,
+    confirming_runs,
     evaluate_arms,
     extra_seeds,
     named_arms,
     plan_time,
     rounded_duration,
-    runs_per_seed,
     with_references,
 )
+from zloss.decide.stages import signed
 from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError, UnknownNameError
 from zloss.jobs import Job
@@ -75,7 +78,7 @@ from zloss.results.steps import StepRecord
 from zloss.router.conventions import find_convention, router_scale_table
 from zloss.text import make_blocks, open_corpus
 from zloss.train.finished import FinishedRun, read_run
-from zloss.train.folder import remove_checkpoints
+from zloss.train.folder import is_finished, remove_checkpoints
 from zloss.train.live import LiveView, NoView
 from zloss.train.loss import method_names, run_loss
 from zloss.train.options import RunOptions
@@ -88,6 +91,7 @@ TIME_FILE = ".spent.json"
 SAVE_TIME_EVERY = 15.0
 """Seconds of training between two records of the time spent; a killed command loses at most these."""
 IDENTITY = "identity"
+BF16_LOGITS = "bf16 logits in deployment (those of the runs, which stage 5 audits, are fp32)"
 Kept = TypeVar("Kept", AuditReport, ImplementationAudit)
 
 
@@ -242,16 +246,29 @@ class _Work:
             return self.audit(start.checkpoint), before
         steps = config.steps or (None if before is None else before.steps)
         cost: RunCost | None = None
+        kept = frozenset[tuple[str, float, int]]()
         if timed:
+            kept = job.from_first(self._kept_runs, before)
+            self._say_spent(kept)
             first = config.train_config(CE_ARM, config.seeds[0], steps or LEAST_STEPS)
             cost = probe_cost(job, first, start, self.folder, self.progress)
-            job.from_first(self._check_budget, cost, steps)
+            job.from_first(self._check_budget, cost, steps, before, kept)
         report = self.audit(start.checkpoint)
 
         def new_plan() -> RecommendPlan:
             self.save_time()
             text = start.data.identity.train.name
-            plan = plan_runs(config, report, cost, steps, spent=self.seconds, identity=identity, text=text)
+            plan = plan_runs(
+                config,
+                report,
+                cost,
+                steps,
+                spent=self.seconds,
+                spent_before=self._seconds_before,
+                kept=kept,
+                identity=identity,
+                text=text,
+            )
             write_record(self.folder / PLAN_FILE, plan)
             return plan
 
@@ -272,11 +289,39 @@ class _Work:
             )
         return identity, found
 
-    def _check_budget(self, cost: RunCost, steps: int | None) -> None:
+    def _kept_runs(self, before: RecommendPlan | None) -> frozenset[tuple[str, float, int]]:
+        """(method, λ, seed) of the runs in the folder, finished or stopped early, that a new plan keeps."""
+        if before is None:
+            return frozenset()
+        named = named_arms(self.config.methods)
+        keys = {arm.key for arm in (*before.arms, *named)} | {(one.method, one.coef) for one in before.left_out}
+        return frozenset(
+            (*arm.key, seed)
+            for arm in itertools.starmap(Arm, keys)
+            for seed in self.config.seeds
+            for place in (self._run_place(before, arm, seed)[1],)
+            if is_finished(place) or stopped_arm(place, arm) is not None
+        )
+
+    def _say_spent(self, kept: Collection[tuple[str, float, int]]) -> None:
+        """What earlier commands on this folder took, which counts towards the budget, and what it saves now."""
+        if kept and self.config.budget_seconds is not None:
+            spent, budget = rounded_duration(self._seconds_before), rounded_duration(self.config.budget_seconds)
+            runs = f"{len(kept)} finished run{'s are' if len(kept) > 1 else ' is'} kept and cost{'' if len(kept) > 1 else 's'}"
+            self.say(f"{spent} of the {budget} were already spent in this folder; {runs} no more time")
+
+    def _check_budget(
+        self,
+        cost: RunCost,
+        steps: int | None,
+        before: RecommendPlan | None,
+        kept: Collection[tuple[str, float, int]],
+    ) -> None:
         """Reject a budget that has no room for one arm on two seeds, before the audit begins."""
         config, audit = self.config, audit_seconds(self.config, cost)
-        speed = speed_of(config, cost, steps, self.seconds + audit)
-        plan_time([Arm(STANDARD, 0.0)], (0, 1), speed, budget=config.budget_seconds, steps=steps)
+        speed = speed_of(config, cost, steps, self.seconds + audit, spent=self._seconds_before)
+        arms = [Arm(STANDARD, 0.0)] if before is None else before.arms[1:2]
+        plan_time(arms, config.seeds[:2], speed, budget=config.budget_seconds, steps=steps, kept=kept)
         self.say(
             f"{cost.step:.2g} s per step of {config.tokens_per_step} tokens; audit: about {rounded_duration(audit)}"
         )
@@ -286,8 +331,10 @@ class _Work:
     def run_arms(self, start: Start, report: AuditReport, plan: RecommendPlan) -> Trials:
         """Every arm on the first seed, then CE and the best one on the others, within the budget."""
         config, (seed, *further), arms = self.config, plan.seeds, plan.arms[1:]
-        confirming = len(further) * runs_per_seed(arms)
-        baseline = self._run(start, plan, CE_ARM, seed, left=1 + len(arms) + confirming)
+        kept = self.job.from_first(self._kept_runs, plan)
+        confirming = sum(confirming_runs(arms, one, kept) for one in further)
+        left = [(*arm.key, seed) not in kept for arm in arms]
+        baseline = self._run(start, plan, CE_ARM, seed, left=1 + sum(left) + confirming)
         assert isinstance(baseline, FinishedRun)
         runs, tried, stopped, left_out = [baseline], list[Arm](), list[ArmResult](), list[ArmResult]()
         for number, arm in enumerate(arms):
@@ -296,7 +343,7 @@ class _Work:
                 left_out.append(ArmResult(arm.method, arm.coef, "left out", arm.stages, NO_ROOM, arm.note))
                 continue
             tried.append(arm)
-            found = self._run(start, plan, arm, seed, left=len(arms) - number + confirming, baseline=baseline)
+            found = self._run(start, plan, arm, seed, left=sum(left[number:]) + confirming, baseline=baseline)
             if isinstance(found, ArmResult):
                 stopped.append(found)
                 self.say(f"{arm.label}: stopped at step {found.steps}, {found.reason}")
@@ -304,8 +351,10 @@ class _Work:
             runs.append(found)
             for one in evaluate_arms(self._compare(runs, "selection")):
                 if one.key == arm.key:
-                    known = one.delta_ce is not None and one.ratio is not None
-                    numbers = f"ΔCE {one.delta_ce:+.3g} nat, × {one.ratio:.3g}; " if known else ""
+                    numbers = ""
+                    if one.delta_ce is not None and one.ratio is not None:
+                        reference = "Standard" if arm.method == GAIN_AWARE else "CE"
+                        numbers = f"ΔCE {signed(one.delta_ce)} nat, what it should lower is × {one.ratio:.3g} that of {reference}; "
                     self.say(f"{arm.label}: {numbers}{one.objection or 'passes so far'}")
         left_out += [ArmResult(one.method, one.coef, "left out", (), one.reason) for one in plan.left_out]
         tokens = plan.steps * config.tokens_per_step
@@ -320,7 +369,7 @@ class _Work:
                 known=config.training.known,
                 assumed=(
                     *config.training.assumed,
-                    *(("bf16 logits in deployment",) if config.precision == "fp32" else ()),
+                    *((BF16_LOGITS,) if config.precision == "fp32" else ()),
                 ),
             ),
             arms=tuple(tried),
@@ -503,6 +552,9 @@ class _Work:
                 write_record(self.folder / half / "comparison.json", comparison)
         implementation = self._audit_implementation(checkpoint, trials)
         self.save_time()
+        earlier = None
+        with contextlib.suppress(InputError):
+            earlier = read_record(self.folder / Recommendation.FILE, Recommendation)
         config, router, routers = self.config, trials.report.router, list[RouterScaleTable]()
         if router is not None and config.router_convention is not None:
             # The stated router loss of a model with routers.
@@ -517,6 +569,7 @@ class _Work:
             thresholds=self.thresholds,
             seconds=self.seconds,
             provenance=Provenance(**shared_keys(self.command, self.started, self.seconds)),
+            earlier=earlier,
         )
 
     def _audit_implementation(self, checkpoint: Checkpoint, trials: Trials) -> ImplementationAudit:

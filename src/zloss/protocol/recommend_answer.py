@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import statistics
@@ -13,21 +14,25 @@ from zloss.decide.decision_map import decide
 from zloss.decide.recommend import (
     CE,
     CENTERED_HEAD,
+    MOST_CONFIRMING,
+    ON_CHECKPOINT,
     Answer,
     EvaluatedArm,
     choose,
     costs,
     decide_answer,
     evaluate_arms,
+    nothing_calls_for_it,
     with_verdict,
 )
-from zloss.decide.stages import DECOMPOSITION, PATHWAY, SOURCE, TRANSPORT
+from zloss.decide.stages import SOURCE, inside
 from zloss.decide.thresholds import Thresholds
 from zloss.head.source import explain
 from zloss.objectives import CenteredHead, StandardZLoss, make_objective
 from zloss.protocol.config import RecommendConfig
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison, Verdict
+from zloss.results.decision import Decision
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.provenance import Provenance, without_folders
 from zloss.results.recommendation import PASSES, Arm, ArmResult, Paste, Recommendation, Tested
@@ -35,7 +40,6 @@ from zloss.results.router import RouterScaleTable
 from zloss.results.run_config import MU_CENTERING, MU_LOSS
 from zloss.train.finished import FinishedRun
 
-ON_CHECKPOINT = tuple(stage.name for stage in (SOURCE, DECOMPOSITION, TRANSPORT, PATHWAY))
 SHOWN = ("Liger", "flash-attn", "t5x / MaxText", "Megatron-LM")
 HEAD_LOSS_NOTE = (
     "hidden [B, N, D] before the head, labels [B, N] already shifted; −100 is ignored; mean over valid tokens"
@@ -129,8 +133,9 @@ def make_recommendation(
     thresholds: Thresholds,
     seconds: float,
     provenance: Provenance,
+    earlier: Recommendation | None = None,
 ) -> Recommendation:
-    """The record; all eight stages are evaluated from everything that was measured."""
+    """The record; all eight stages are evaluated from everything that was measured. `earlier`: the answer that the folder has."""
     answer, report, confirmation = trials.answer(), trials.report, trials.confirmation
     comparison = confirmation or trials.selection
     decisions = decide(
@@ -144,7 +149,7 @@ def make_recommendation(
     proposed_by = next((arm.stages for arm in trials.arms if arm.key == key), ())
     if key == (CENTERED_HEAD, 0.0):
         proposed_by = (SOURCE.name,)
-    fired = [f"{each.stage} fired: {each.reason}" for each in decisions if each.fired and each.stage in proposed_by]
+    fired = [_fired(each) for each in decisions if each.fired and each.stage in proposed_by]
     seeds, notes = tuple(dict.fromkeys(run.seed for run in trials.confirming)), list[str]()
     # Median time of a step in the confirming runs, where it was measured.
     of_arm, of_ce = (
@@ -167,7 +172,7 @@ def make_recommendation(
         coef=answer.coef,
         level=answer.level,
         confidence="",
-        why=(answer.why, *fired),
+        why=(*answer.why, *fired),
         cost=costs(
             confirmation,
             answer.method,
@@ -179,7 +184,9 @@ def make_recommendation(
             f"{each.stage}: {each.not_guaranteed}." for each in decisions if each.stage in proposed_by
         ),
         stages=decisions,
-        paste=() if key in (None, (CE, 0.0)) else paste_lines(*key, vocab=vocab, model=model, tied=report.model.tied),
+        paste=()
+        if key in (None, (CE, 0.0))
+        else paste_lines(*key, vocab=vocab, model=model, tied=report.model.tied, trainer=config.of_a_trainer),
         tested=trials.tested,
         arms=_arm_results(trials),
         confirmation=tuple(map(confirming_verdict, trials.confirmed.values())),
@@ -190,8 +197,25 @@ def make_recommendation(
         seconds=seconds,
         notes=tuple(notes),
         provenance=provenance,
+        added_seeds=added_seeds(seeds, earlier),
     )
     return with_verdict(made)
+
+
+def added_seeds(seeds: Sequence[int], earlier: Recommendation | None) -> tuple[int, ...]:
+    """The confirming seeds that an earlier answer of the same folder did not have, and those that it had added itself."""
+    if earlier is None or not earlier.confirmation_seeds:
+        return ()
+    before = set(earlier.confirmation_seeds) - set(earlier.added_seeds)
+    return tuple(seed for seed in seeds if seed not in before) if before & set(seeds) else ()
+
+
+def _fired(decision: Decision) -> str:
+    """Why the stage proposed an arm; one that fired and does not matter is harmless, as in the decision map."""
+    consequence = decision.consequence
+    if consequence is not None and consequence.matters is False:
+        return f"{decision.stage} fired, but is harmless here: {inside(consequence.reason)}"
+    return f"{decision.stage} fired: {decision.reason}"
 
 
 def confirming_verdict(arm: EvaluatedArm) -> Verdict:
@@ -226,11 +250,82 @@ def _arm_results(trials: Trials) -> tuple[ArmResult, ...]:
     return (*results, *trials.others)
 
 
+# What to do next
+
+
+AUDIT_LOSS = "zloss audit-loss MODULE:FUNCTION"
+REPLACED = ("seeds", "out", "budget", "steps", "methods", "max-arms")
+"""Options of the command that a repetition with more seeds sets itself."""
+
+
+def next_command(found: Recommendation, config: RecommendConfig, argv: Sequence[str]) -> tuple[str, str]:
+    """(the command that follows from the answer, what to do and learn with it); `argv` is the command line after `zloss`.
+
+    An undecided answer is repeated in a new folder, on fresh seeds whose number is set beforehand, for the arm in question
+    alone: seeds that are added after an answer was seen favor good answers.
+    """
+    action = None if found.verdict is None else found.verdict.action
+    if action == "center":
+        return _center_command(config.model), "write the centered copy, and compare it with the original"
+    if action == "train" and not nothing_calls_for_it(found):
+        return (
+            AUDIT_LOSS,
+            "train with the lines above, then check that the loss applies the λ, c and denominator they state",
+        )
+    if action in ("train", "nothing"):
+        return AUDIT_LOSS, (
+            "keep training as you do. If you already use a Z-loss, check that it applies the λ, c and denominator that you "
+            "believe it does"
+        )
+    if config.runs:
+        return shlex.join(["zloss", *argv]), "record runs of more seeds with your trainer, then repeat this command"
+    carried = next((arm for arm in found.arms if arm.confirmed is not None and arm.method != CENTERED_HEAD), None)
+    verdict = next((one for one in found.confirmation if carried and one.method == carried.method), None)
+    parts = [] if verdict is None or verdict.parts is None else [part for _, part in verdict.parts.named()]
+    numbers = [one for part in parts if part.state == "open" for one in part.numbers.get("questions") or [part.numbers]]
+    used = (found.selection_seed or 0, *found.confirmation_seeds)
+    wanted = max((one["seeds_to_settle"] for one in numbers if one.get("seeds_to_settle")), default=len(used))
+    fresh = range(max(used) + 1, max(used) + 2 + min(max(wanted, 2), MOST_CONFIRMING))
+    words = ["zloss", *_without(argv, REPLACED)]
+    if carried is not None:
+        words += [
+            "--methods",
+            f"{carried.method}:{carried.coef:g}" if carried.coef else carried.method,
+            "--max-arms",
+            "1",
+        ]
+    words += [] if found.tested.steps is None else ["--steps", str(found.tested.steps)]
+    words += ["--seeds", ",".join(map(str, fresh)), "--out", _next_folder(argv)]
+    return shlex.join(
+        words
+    ), "decide on more seeds, fresh ones in a new folder, whose number does not depend on this answer"
+
+
+def _without(argv: Sequence[str], options: Sequence[str]) -> list[str]:
+    """The command line without these options, each of which takes a value, and without `--force`."""
+    kept, words = list[str](), iter(argv)
+    for word in words:
+        name, equals, _ = word.removeprefix("--").replace("_", "-").partition("=")
+        if word.startswith("--") and name in options:
+            _ = "" if equals else next(words, "")
+        elif word != "--force":
+            kept.append(word)
+    return kept
+
+
+def _next_folder(argv: Sequence[str]) -> str:
+    given = [b for a, b in itertools.pairwise(argv) if a == "--out"]
+    given += [word.removeprefix("--out=") for word in argv if word.startswith("--out=")]
+    return f"{(given or ['zloss-recommend'])[-1].rstrip('/')}-2"
+
+
 # Lines to paste
 
 
-def paste_lines(method: str, coef: float, *, vocab: int, model: str, tied: bool = True) -> tuple[Paste, ...]:
-    """How this objective is written in each stack, for a head of `vocab` rows.
+def paste_lines(
+    method: str, coef: float, *, vocab: int, model: str, tied: bool = True, trainer: bool = False
+) -> tuple[Paste, ...]:
+    """How this objective is written in each stack, for a head of `vocab` rows; for a checkpoint of a `trainer`, its lines first.
 
     Other frameworks are given by their settings; where the objective has none, λ(log Z)² of raw logits is the nearest.
     """
@@ -248,6 +343,7 @@ def paste_lines(method: str, coef: float, *, vocab: int, model: str, tied: bool 
             Paste("plain loop", HEAD_LOSS.format(code=code), HEAD_LOSS_NOTE),
             Paste("transformers", ATTACH.format(code=code), ATTACH_NOTE),
         ]
+        found = found[::-1] if trainer else found
     nearest = explain(StandardZLoss(coef, target=0.0), vocab=vocab) if coef else None
     for recipe in explain(objective, vocab=vocab).recipes:
         if recipe.framework in SHOWN and recipe.setting is not None:

@@ -9,7 +9,7 @@ import re
 import shutil
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from zloss.models.checkpoint import Checkpoint
 from zloss.protocol.config import RecommendConfig
 from zloss.protocol.recommend_answer import method_code
 from zloss.results.audit import AuditReport, HeadNumbers, Heads
-from zloss.results.comparison import Comparison
+from zloss.results.comparison import Comparison, method_label
 from zloss.results.options import Coordinate
 from zloss.results.recommendation import Arm, ArmResult, LeftOut, RecommendPlan
 from zloss.results.run_config import TrainConfig
@@ -207,18 +207,23 @@ def plan_runs(
     steps: int | None,
     *,
     spent: float,
+    spent_before: float = 0.0,
+    kept: Collection[tuple[str, float, int]] = (),
     identity: str,
     text: str,
 ) -> RecommendPlan:
-    """The arms that the audit proposes, and what the budget has room for after `spent` seconds; without `cost` all of them."""
+    """The arms that the audit proposes, and what the budget has room for after `spent` seconds; without `cost` all of them.
+
+    `spent_before`: the part of `spent` that earlier commands on the folder took. `kept`: (method, λ, seed) of runs in it.
+    """
     requested = named_arms(config.methods)
     proposed = [arm for arm in candidates(report) if arm.key not in {one.key for one in requested}]
     found = (*requested, *proposed)[: config.max_arms]
     arms, seeds, per_run, seconds = with_references(found), config.seeds, steps or LEAST_STEPS, None
     if cost is not None:
-        speed = speed_of(config, cost, steps, spent)
-        arms, seeds, per_run = plan_time(found, seeds, speed, budget=config.budget_seconds, steps=steps)
-        seconds = speed.seconds(planned_runs(arms, seeds), per_run)
+        speed = speed_of(config, cost, steps, spent, spent=spent_before)
+        arms, seeds, per_run = plan_time(found, seeds, speed, budget=config.budget_seconds, steps=steps, kept=kept)
+        seconds = speed.seconds(planned_runs(arms, seeds, kept), per_run)
     return RecommendPlan(
         identity=identity,
         model=Path(config.model).name,
@@ -237,10 +242,14 @@ def plan_runs(
     )
 
 
-def speed_of(config: RecommendConfig, cost: RunCost, steps: int | None, before_runs: float) -> Speed:
-    """What the runs cost; `before_runs` are the seconds that pass before the first one, earlier commands included."""
+def speed_of(
+    config: RecommendConfig, cost: RunCost, steps: int | None, before_runs: float, spent: float = 0.0
+) -> Speed:
+    """What the runs cost; `before_runs` are the seconds that pass before the first one, the `spent` ones of earlier commands
+    included.
+    """
     besides = cost.besides_steps(steps or LEAST_STEPS, config.valid_blocks)
-    return Speed(cost.step, besides, before_runs + implementation_seconds(config, cost.step))
+    return Speed(cost.step, besides, before_runs + implementation_seconds(config, cost.step), spent)
 
 
 def implementation_seconds(config: RecommendConfig, step: float) -> float:
@@ -255,12 +264,14 @@ def audit_seconds(config: RecommendConfig, cost: RunCost) -> float:
 
 def plan_sentence(plan: RecommendPlan) -> str:
     """What will be run, and how long it is expected to take."""
-    names = ", ".join(arm.label for arm in plan.arms)
+    names = "; ".join(arm.label for arm in plan.arms)
     time = "" if plan.seconds is None else f"; about {rounded_duration(plan.seconds)} in all"
     of = "" if plan.budget_seconds is None else f" of {rounded_duration(plan.budget_seconds)}"
-    out = f"; left out: {', '.join(f'{one.method} {one.coef:g}' for one in plan.left_out)}" if plan.left_out else ""
+    out = (
+        f"; left out: {'; '.join(method_label(one.method, one.coef) for one in plan.left_out)}" if plan.left_out else ""
+    )
     seeds = ", ".join(map(str, plan.seeds[1:]))
-    return f"{names}, {plan.steps} steps each, on seed {plan.seeds[0]}; the best one and ce on {seeds}{time}{of}{out}"
+    return f"{names}, {plan.steps} steps each, on seed {plan.seeds[0]}; the best one and CE on {seeds}{time}{of}{out}"
 
 
 # Runs in the folder of a recommendation

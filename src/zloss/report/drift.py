@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from zloss.decide.drift import SHIFT_KEYS, DriftLimits
+from zloss.decide.stages import signed
 from zloss.report import figures as fig
 from zloss.report.document import (
     Cell,
@@ -14,6 +18,7 @@ from zloss.report.document import (
     Heading,
     Plain,
     Table,
+    Terms,
     Text,
     Tone,
     cell,
@@ -23,7 +28,7 @@ from zloss.report.document import (
 from zloss.report.figures import CENTERED, RAW, TONES
 from zloss.report.numbers import MISSING, number
 from zloss.results.drift import Drift, DriftCheckpoint, Movement
-from zloss.results.quantities import BY_KEY, NAMES, plain_name, symbol
+from zloss.results.quantities import BY_KEY, NAMES, Definition, plain_name, symbol
 from zloss.results.record import to_plain
 
 COLUMNS: tuple[tuple[str, str], ...] = (
@@ -41,6 +46,7 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("raw", "r_z"),
     ("centered", "r_z"),
 )
+OF_RAW, OF_CENTERED = (tuple(one for one in COLUMNS if one[0] == head) for head in ("raw", "centered"))
 NARROW = COLUMNS[:1] + COLUMNS[2:6] + COLUMNS[10:11]
 """What fits a terminal of 80 columns next to step, PPL and ΔCE."""
 STATES: dict[str, tuple[Tone, str]] = {
@@ -49,6 +55,15 @@ STATES: dict[str, tuple[Tone, str]] = {
     "quiet": ("quiet", "did not move"),
     "open": ("open", "not evaluated"),
 }
+LIMITS = {
+    "ppl_tolerance": "CE did not move: change of PPL up to this share",
+    "least_ratio": "least change, as a share of the smaller value",
+    "least_nats": f"least change of {symbol('mu_abs_99')}, {symbol('mu_rms')} and {symbol('p_z_999')}, in nats",
+    "least_gain": f"least change of {symbol('a_p_99')}",
+    "least_r_z": f"least change of {symbol('r_z')}",
+    "least_share": f"least change of {symbol('e_1')}",
+}
+"""Limit → what it is."""
 CURVES = {
     "drift_source": ("ppl", "mu_abs_99", "mu_rms", "p_z_999"),
     "drift_transport": ("a_p_99", "sigma_1", "e_1", "r_z"),
@@ -63,6 +78,7 @@ def drift_document(drift: Drift) -> Document:
         "A number moved if its change, minus the noise of the text, exceeds the limits below. CE did not move if the 95 % "
         f"interval of its paired change lies within {number(100 * tolerance)} % of PPL."
     )
+    limits = tuple((LIMITS.get(key, Plain(key)), number(value)) for key, value in drift.limits.items())
     panels = [figure for group in drift_figures(drift).values() for figure in group]
     return [
         Heading(Plain(drift.model), 1),
@@ -79,8 +95,9 @@ def drift_document(drift: Drift) -> Document:
         *_movements(drift),
         Heading("Checkpoints", 3),
         Text("ΔCE is in nats per token from the checkpoint before, on the same blocks.", "lead"),
-        _checkpoints(drift, COLUMNS),
-        Group("columns", (terms("Limits", drift.limits), terms("Provenance", to_plain(drift.provenance)))),
+        _checkpoints(drift, OF_RAW, title="Raw head"),
+        _checkpoints(drift, OF_CENTERED, title="Centered head"),
+        Group("columns", (Terms(limits, "Limits"), terms("Provenance", to_plain(drift.provenance)))),
     ]
 
 
@@ -118,7 +135,7 @@ def _movements(drift: Drift) -> Document:
     ]
 
 
-def _checkpoints(drift: Drift, numbers: tuple[tuple[str, str], ...], digits: int = 4) -> Table:
+def _checkpoints(drift: Drift, numbers: tuple[tuple[str, str], ...], digits: int = 4, title: str = "") -> Table:
     """A line per checkpoint; ΔCE is from the checkpoint before, and steps from the drift on stand out."""
     later = zip(drift.checkpoints[1:], drift.ce_changes, strict=True)
     changes = {one.step: change.difference for one, change in later}
@@ -131,7 +148,7 @@ def _checkpoints(drift: Drift, numbers: tuple[tuple[str, str], ...], digits: int
         if one.step not in changes:
             return Cell("", None)
         value = changes[one.step]
-        return Cell(MISSING if value is None else "0" if abs(value) < 1e-4 else f"{value:+.2g}", value)
+        return Cell(MISSING if value is None else "0" if abs(value) < 1e-4 else signed(value, 2), value)
 
     columns: Columns = (
         ("step", step),
@@ -139,15 +156,21 @@ def _checkpoints(drift: Drift, numbers: tuple[tuple[str, str], ...], digits: int
         ("ΔCE", change),
         *(
             (
-                Column.of(key, "" if key in SHIFT_KEYS else f"{symbol(key)}\n{coordinate}"),
+                Column.of(key, "" if key in SHIFT_KEYS or title else f"{symbol(key)}\n{coordinate}"),
                 lambda one, coordinate=coordinate, key=key: cell(getattr(getattr(one, coordinate), key), digits),
             )
             for coordinate, key in numbers
         ),
         (Column("checkpoint", "text", wide=True), lambda one: Plain(one.name)),
     )
-    legend = tuple(BY_KEY[key] for key in dict.fromkeys(key for _, key in NARROW))
-    return table(drift.checkpoints, columns, digits=digits, legend=legend, name="numbers")
+    legend = tuple(_defined(key) for key in dict.fromkeys(key for _, key in NARROW))
+    return table(drift.checkpoints, columns, digits=digits, legend=legend, name="numbers", title=title)
+
+
+def _defined(key: str) -> Definition:
+    """The quantity as these tables have it: of a common shift, only the raw head."""
+    found = BY_KEY[key]
+    return replace(found, meaning=found.meaning.partition(" (centered:")[0]) if key in SHIFT_KEYS else found
 
 
 def _movement_name(movement: Movement) -> str:
@@ -187,10 +210,20 @@ def _curves(drift: Drift, key: str) -> Figure | None:
         (steps, fig.axis_of(key, fig.linear_domain(drawn, still, margin=0.08))),
         ((name, TONES.get(name, fig.colour_of(0))) for name in found),
         [*([fig.rules(marks)] if marks else []), fig.lines(list(found.values()), points=60)],
-        " ".join(
-            f"{one.coordinate.capitalize()}: {number(one.before)} → {number(one.after)} while CE did not move, first seen at "
-            f"step {one.began}."
-            for one in seen
-        ),
+        _caption(drift, key, seen),
         of=key,
     )
+
+
+def _caption(drift: Drift, key: str, seen: Sequence[Movement]) -> str:
+    """What the number did while CE did not move, or that it did not move: an axis shows small changes large."""
+    said = [
+        f"{one.coordinate.capitalize()}: {number(one.before)} → {number(one.after)} while CE did not move, first seen at step "
+        f"{one.began}."
+        for one in seen
+    ]
+    of_key = [one for one in drift.movements if one.quantity == key]
+    quiet = [one.coordinate for one in of_key if one.state == "quiet"]
+    if quiet:
+        said.append("Did not move." if len(quiet) == len(of_key) else f"{quiet[0].capitalize()}: did not move.")
+    return " ".join(said)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from zloss.decide.recommend import CENTERED_HEAD, with_verdict
+from zloss.decide.recommend import CENTERED_HEAD, nothing_calls_for_it, with_verdict
 from zloss.decide.stages import SOURCE
 from zloss.report.audit import decision_document, stage_item, tally, verdict_document
 from zloss.report.comparison import verdict_table
@@ -22,12 +23,13 @@ from zloss.report.document import (
     terms,
 )
 from zloss.report.numbers import MISSING, seconds
-from zloss.results.recommendation import Paste, Recommendation, RecommendPlan
+from zloss.results.comparison import TITLES
+from zloss.results.recommendation import ArmResult, Paste, Recommendation, RecommendPlan
 from zloss.results.record import to_plain
 
 SELECTION = (
-    "An arm is a method with its λ, trained next to plain cross-entropy (CE). Columns: ΔCE in nats per token against CE; the "
-    "quantity that the method is meant to lower, and the tail of the Z gradient at the hidden states (p99 ‖δ_u‖) as deployed, "
+    "An arm is a method with its λ, trained next to plain cross-entropy (CE). Columns: ΔCE in nats per token against CE, on "
+    "the selecting seed alone; the quantity that the method is meant to lower, and the tail of the Z gradient at the hidden states (p99 ‖δ_u‖) as deployed, "
     "both over that of CE."
 )
 
@@ -59,10 +61,17 @@ def recommendation_summary(found: Recommendation, *, verbose: bool = False) -> D
     found = found if found.verdict is not None else with_verdict(found)
     assert found.verdict is not None
     budget = "" if found.budget_seconds is None else f" of {seconds(found.budget_seconds)}"
-    opening: Document = [Heading(Plain(found.tested.model), 1), *verdict_document(found.verdict)]
+    # Where nothing calls for a Z-loss, what it would change is for the page.
+    idle = nothing_calls_for_it(found) and not verbose
+    verdict = replace(found.verdict, changes=()) if idle else found.verdict
+    opening: Document = [Heading(Plain(found.tested.model), 1), *verdict_document(verdict)]
     if not verbose:
         more = f"Arms{', stages and all lines to paste' if found.paste else ' and stages'}: --verbose, or the page."
-        return [*opening, *_paste(found.paste[:1]), Text(f"{seconds(found.seconds)}{budget}. {more}", "soft")]
+        return [
+            *opening,
+            *_paste(() if idle else found.paste[:1]),
+            Text(f"{seconds(found.seconds)}{budget}. {more}", "soft"),
+        ]
     return [
         *opening,
         *_notes(found),
@@ -101,8 +110,9 @@ def seeds_sentence(found: Recommendation) -> str:
     seeds = ", ".join(map(str, found.confirmation_seeds)) or "none"
     word = "seeds" if len(found.confirmation_seeds) > 1 else "seed"
     unused = any(arm.method == CENTERED_HEAD and arm.state == "passed" and arm.confirmed is None for arm in found.arms)
+    unused = unused and not any(stage.stage == SOURCE.name and stage.fired is False for stage in found.stages)
     # A Centered head is measured for every model, and proposed for some.
-    why = f" {CENTERED_HEAD} is proposed only where {SOURCE.name} fired and matters."
+    why = f" {TITLES[CENTERED_HEAD]} is proposed only where {SOURCE.name} fired and matters."
     return (
         f"Selection used seed {found.selection_seed} and half of the validation text; confirmation used fresh {word} {seeds} "
         "and the other half. One arm is carried to confirmation: the best that passed, or the closest to passing if none did. "
@@ -119,18 +129,32 @@ def _confirmation(found: Recommendation, level: int) -> Document:
 
 
 def _paste(pastes: Sequence[Paste]) -> Document:
+    """A block per framework that can express the recipe, and a sentence on the others."""
     document: Document = [Heading("Lines to paste", 3)] if pastes else []
+    others: dict[str, list[str]] = {}
     for paste in pastes:
-        near = "" if paste.exact or not paste.lines else ", the nearest setting"
-        document.append(Heading(f"{paste.where}{near}", 4))
-        document += [Text(Plain(paste.lines), "code")] if paste.lines else []
+        if not paste.exact:
+            others.setdefault(paste.note.removeprefix("cannot be expressed: "), []).append(paste.where)
+            continue
+        document += [Heading(paste.where, 4), Text(Plain(paste.lines), "code")]
         document += [Text(paste.note)] if paste.note else []
+    if others:
+        said = "; ".join(f"{', '.join(names)} ({why})" for why, names in others.items())
+        document.append(Text(f"No setting of these frameworks expresses it: {said}.", "soft"))
     return document
 
 
 def _arms(found: Recommendation, *, whole: bool) -> Document:
     """The arms that were run, and a sentence on the others."""
-    run, unused = [arm for arm in found.arms if arm.state != "left out"], dict[str, list[str]]()
+    shifted = next((stage.fired for stage in found.stages if stage.stage == SOURCE.name), None)
+    # Without a common shift there is nothing to center, so the row of Centered head says nothing.
+    run = [
+        arm
+        for arm in found.arms
+        if arm.state != "left out"
+        and (arm.method != CENTERED_HEAD or arm.confirmed is not None or shifted is not False)
+    ]
+    unused = dict[str, list[str]]()
     for arm in found.arms:
         if arm.state == "left out":
             unused.setdefault(arm.reason, []).append(arm.label.replace(", λ", " λ"))
@@ -138,11 +162,12 @@ def _arms(found: Recommendation, *, whole: bool) -> Document:
         (Column("what was seen", "prose"), lambda arm: arm.reason),
         (Column("proposed by", "prose"), lambda arm: ", ".join(arm.stages)),
     )
+    of_seed = "" if found.selection_seed is None else f"\nseed {found.selection_seed}"
     columns: Columns = (
         (Column("arm", "text"), lambda arm: Cell(Plain(arm.label), arm.label, note=arm.note if whole else "")),
         (Column("selection", "text"), lambda arm: arm.state),
         (Column("confirmation", "text"), lambda arm: Cell(arm.confirmed or MISSING, arm.confirmed or "")),
-        ("ΔCE", lambda arm: _present(arm.delta_ce, "{:+.4f}")),
+        (f"ΔCE{of_seed}", _delta_ce),
         ("lowered", lambda arm: _present(arm.ratio, "× {:.3g}")),
         ("p99 ‖δ_u‖", lambda arm: _present(arm.transported, "× {:.3g}")),
         ("steps", lambda arm: _present(arm.steps, "{:,}")),
@@ -150,6 +175,10 @@ def _arms(found: Recommendation, *, whole: bool) -> Document:
     )
     left_out = (Text(f"Left out ({why}): {', '.join(labels)}.", "soft") for why, labels in unused.items())
     return [*([table(run, columns, name="arms")] if run else []), *left_out]
+
+
+def _delta_ce(arm: ArmResult) -> Cell:
+    return Cell("" if arm.delta_ce is None else f"{arm.delta_ce:+.4f}".replace("-", "−"), arm.delta_ce)
 
 
 def _present(value: float | None, form: str) -> Cell:

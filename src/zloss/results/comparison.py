@@ -11,10 +11,27 @@ from typing import Any, ClassVar, Literal
 from zloss.results.options import Coordinate, check_columns
 from zloss.results.record import ResultRecord, written_with
 
+TITLES = {
+    "ce": "CE",
+    "standard": "Standard",
+    "centered": "Centered",
+    "factorized": "Factorized",
+    "gain-aware": "Gain-aware",
+    "centered-head": "Centered head",
+    "mu-loss": "μ-loss",
+    "mu-centering": "μ-centering",
+}
+"""Name of a method in options and files → its title; other names are their own titles."""
+
 
 def method_label(method: str, coef: float) -> str:
-    """Name and coefficient of a method as tables and sentences show them."""
-    return f"{method}, λ {coef:g}" if coef else method
+    """Title and coefficient of a method as tables and sentences show them.
+
+    >>> method_label("factorized", 1e-3), method_label("ce", 0.0)
+    ('Factorized, λ 0.001', 'CE')
+    """
+    title = TITLES.get(method, method)
+    return f"{title}, λ {coef:g}" if coef else title
 
 
 State = Literal["holds", "fails", "open"]
@@ -311,7 +328,7 @@ class ComparedMethod:
 
     @property
     def label(self) -> str:
-        """ "standard, λ 0.001"; a method without a coefficient has its name alone."""
+        """ "Standard, λ 0.001"; a method without a coefficient has its title alone."""
         return method_label(self.method, self.coef)
 
     def mean(self, key: str) -> float | None:

@@ -162,7 +162,7 @@ class Tested:
     tokens: int | None
     """Training tokens of every run."""
     known: tuple[str, ...] = ()
-    """Settings that were taken from `trainer_state.json` of the checkpoint, in words."""
+    """Settings that were taken from the checkpoint, in words, each with its file."""
     assumed: tuple[str, ...] = ()
     """Settings that neither the user nor the checkpoint states, in words."""
 
@@ -216,6 +216,8 @@ class Recommendation(ResultRecord):
     """What made it."""
     verdict: ActionVerdict | None = field(default=None, metadata=written_with("verdict"))
     """What to do; None in files written before this field existed."""
+    added_seeds: tuple[int, ...] = ()
+    """Confirming seeds that were added after an earlier answer of the same folder."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of a newer version."""
 

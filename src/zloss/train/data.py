@@ -17,6 +17,8 @@ from zloss.jobs import Job
 from zloss.results.run_config import RunData, TextPart, TrainConfig
 from zloss.text import WIKITEXT, Blocks, Corpus, make_blocks, open_corpus, wikitext
 
+ALL_BLOCKS = "set `blocks` to 0 for all blocks"
+
 
 @dataclass(frozen=True)
 class TrainData:
@@ -34,7 +36,8 @@ def open_data(config: TrainConfig, tokenizer: Any, bos_id: int | None) -> TrainD
     assert size is not None, "`prepare_start` sets it"
 
     def blocks(corpus: Corpus, count: int | None, offset: int) -> Blocks:
-        return make_blocks(corpus, tokenizer, size=size, count=count, bos_id=bos_id, offset=offset)
+        fewer = ALL_BLOCKS if corpus is source else "use fewer blocks"
+        return make_blocks(corpus, tokenizer, size=size, count=count, bos_id=bos_id, offset=offset, fewer=fewer)
 
     source = valid_source = training_text(config)
     if config.valid_texts or _named_wikitext(config):
