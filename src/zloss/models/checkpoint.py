@@ -275,6 +275,7 @@ def tokenizer_size(tokenizer: Any) -> int | None:
 
 def decoded(tokenizer: Any, ids: list[int]) -> str:
     """The text of token ids as it is, by a tokenizer of transformers or by any other `decode(ids)`."""
+    taken: Mapping[str, inspect.Parameter]
     try:
         taken = inspect.signature(tokenizer.decode).parameters
     except ValueError:  # not written in Python
