@@ -276,7 +276,7 @@ def test_an_interrupted_run_is_unfinished_and_a_folder_of_another_is_refused(tmp
     folder = tmp_path / "ce-0-s1"
     assert RecordedRun.from_dict(json.loads((folder / "config.json").read_text())).clip == 1.0
     assert not (folder / "metrics.json").exists()
-    with pytest.raises(InputError, match="clip differ"), make(2.0):
+    with pytest.raises(InputError, match=r"`clip`: 1\.0 there, 2\.0 here"), make(2.0):
         pass
     with pytest.raises(InputError, match="without steps"), make(1.0):
         pass

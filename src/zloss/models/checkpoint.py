@@ -6,7 +6,6 @@ allowed; remote code runs only if it is trusted.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import hashlib
 import importlib.util
@@ -276,9 +275,11 @@ def tokenizer_size(tokenizer: Any) -> int | None:
 
 def decoded(tokenizer: Any, ids: list[int]) -> str:
     """The text of token ids as it is, by a tokenizer of transformers or by any other `decode(ids)`."""
-    taken: Mapping[str, inspect.Parameter] = {}
-    with contextlib.suppress(ValueError):  # not written in Python
+    taken: Mapping[str, inspect.Parameter]
+    try:
         taken = inspect.signature(tokenizer.decode).parameters
+    except ValueError:  # not written in Python
+        taken = {}
     cleans_up = "clean_up_tokenization_spaces" in taken or any(p.kind is p.VAR_KEYWORD for p in taken.values())
     return str(tokenizer.decode(ids, **({"clean_up_tokenization_spaces": False} if cleans_up else {})))
 
