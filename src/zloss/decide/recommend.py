@@ -41,7 +41,7 @@ LEAST_RUNS = 4
 MOST_CONFIRMING = 5
 """Maximum number of confirming seeds that leftover time is spent on."""
 SHARE = 0.9
-"""Share of the budget that is planned; the rest covers what a probe of a few steps does not show."""
+"""Share of the budget, or of what is left of it, that is planned; the rest covers what a probe of a few steps does not show."""
 
 
 # Candidates
@@ -171,23 +171,25 @@ def plan_time(
         seconds = fixed + runs · (steps · step + run)
         runs = 1 + arms + confirmation seeds · (2, or 3 where Gain-aware may be chosen) − runs that are kept
 
-    `kept`: (method, λ, seed) of the runs in the folder, which take no time. Without a budget all arms, with `steps` or 100 steps each. Fewer arms rather than shorter runs: every run has at least 100
-    steps. Where not all candidates fit, the last ones are left out, down to one; then confirmation seeds, down to one; then the
-    budget is too small. If all fit, the runs get more steps.
+    `kept`: (method, λ, seed) of the runs in the folder, which take no time. Without a budget all arms, with `steps` or 100 steps
+    each. Fewer arms rather than shorter runs: every run has at least 100 steps. Where not all candidates fit, the last ones are
+    left out, down to one; then confirmation seeds, down to one; then the budget is too small. If all fit, the runs get more
+    steps.
     """
-    per_run, room = steps or LEAST_STEPS, math.inf if budget is None else SHARE * budget
+    # Of what is left, a share is planned.
+    per_run, room = steps or LEAST_STEPS, math.inf if budget is None else speed.spent + SHARE * (budget - speed.spent)
     for many in range(len(seeds), 1, -1):
         for count in range(len(candidates), 0, -1):
             arms, of_seeds = with_references(candidates[:count]), tuple(seeds[:many])
             runs = planned_runs(arms, of_seeds, kept)
-            if speed.seconds(runs, per_run) > room:
+            if runs and speed.seconds(runs, per_run) > room:
                 continue
             grows = budget is not None and steps is None and count == len(candidates)
             longer = range(MOST_STEPS, per_run, -STEP_UNIT) if grows else ()
             return arms, of_seeds, next((more for more in longer if speed.seconds(runs, more) <= room), per_run)
     assert budget is not None
     runs = planned_runs(candidates[:1], seeds[:2], kept) if kept else LEAST_RUNS
-    needed = rounded_duration(speed.seconds(runs, per_run) / SHARE)
+    needed = rounded_duration(speed.spent + (speed.seconds(runs, per_run) - speed.spent) / SHARE)
     spent = f", of which {rounded_duration(speed.spent)} are already spent in this folder" if speed.spent else ""
     raise InputError(
         f"`budget` is {rounded_duration(budget)}, but CE and one arm on two seeds, {runs} runs of {per_run} steps at "
@@ -398,7 +400,10 @@ RECIPES = {
     MU_CENTERING: "μ-centering after every step",
 }
 NO_TRAINING = "Centering does not change predictions, so the runs only check that nothing else does."
-FACTORIZED = "Its penalty is on the mean logit (λ_μ, toward c_μ = 0) and on log Z − mean logit (λ_rel, toward c_rel = log V), both {coef}."
+FACTORIZED = (
+    "Its penalty is on the mean logit (λ_μ, toward c_μ = 0) and on log Z − mean logit (λ_rel, toward c_rel = log V), both "
+    "{coef}."
+)
 ON_CHECKPOINT = tuple(stage.name for stage in (SOURCE, DECOMPOSITION, TRANSPORT, PATHWAY))
 
 

@@ -333,9 +333,8 @@ def judge_copy(result: Centering, *, shift_noise: float, shift_bits: float) -> C
         for side in (getattr(result.before, f"{result.logits}_noise"), getattr(result.after, f"{result.logits}_noise"))
     )
     words = [f"{one:.3f} nat" if math.isfinite(one) else f"{result.logits} logits overflow" for one in (before, after)]
-    changed = (
-        f"the error of a token's log-probability from {result.logits} logits (RMS) goes from {words[0]} to {words[1]}"
-    )
+    error = f"the error of a token's log-probability from {result.logits} logits (RMS)"
+    changed = f"{error} goes from {words[0]} to {words[1]}"
     bits = (
         0.0
         if before == after
@@ -349,7 +348,7 @@ def judge_copy(result: Centering, *, shift_noise: float, shift_bits: float) -> C
         return CopyVerdict("discard", f"Discard the copy: {changed}, {where}.")
     if bits >= shift_bits and before >= shift_noise:
         return CopyVerdict("keep", f"Keep the copy: {changed}, {where}.")
-    moved = f"centering moves the error of a token's log-probability from {result.logits} logits (RMS) from {words[0]} to {words[1]}"
+    moved = f"centering moves {error} from {words[0]} to {words[1]}"
     if max(before, after) < shift_noise:
         moved += f", and below {shift_noise:g} nat neither matters"
     elif math.isinf(before):

@@ -318,13 +318,13 @@ class _Work:
         kept: Collection[tuple[str, float, int]],
     ) -> None:
         """Reject a budget that has no room for one arm on two seeds, before the audit begins."""
-        config, audit = self.config, audit_seconds(self.config, cost)
+        config, known = self.config, (self.folder / AUDIT_FILE).is_file()
+        audit = 0.0 if known else audit_seconds(config, cost)
         speed = speed_of(config, cost, steps, self.seconds + audit, spent=self._seconds_before)
         arms = [Arm(STANDARD, 0.0)] if before is None else before.arms[1:2]
         plan_time(arms, config.seeds[:2], speed, budget=config.budget_seconds, steps=steps, kept=kept)
-        self.say(
-            f"{cost.step:.2g} s per step of {config.tokens_per_step} tokens; audit: about {rounded_duration(audit)}"
-        )
+        took = "kept from before" if known else f"about {rounded_duration(audit)}"
+        self.say(f"{cost.step:.2g} s per step of {config.tokens_per_step} tokens; audit: {took}")
 
     # Runs
 
@@ -354,7 +354,8 @@ class _Work:
                     numbers = ""
                     if one.delta_ce is not None and one.ratio is not None:
                         reference = "Standard" if arm.method == GAIN_AWARE else "CE"
-                        numbers = f"ΔCE {signed(one.delta_ce)} nat, what it should lower is × {one.ratio:.3g} that of {reference}; "
+                        numbers = f"ΔCE {signed(one.delta_ce)} nat, what it should lower is × {one.ratio:.3g} "
+                        numbers += f"that of {reference}; "
                     self.say(f"{arm.label}: {numbers}{one.objection or 'passes so far'}")
         left_out += [ArmResult(one.method, one.coef, "left out", (), one.reason) for one in plan.left_out]
         tokens = plan.steps * config.tokens_per_step

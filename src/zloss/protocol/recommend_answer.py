@@ -197,7 +197,7 @@ def make_recommendation(
         seconds=seconds,
         notes=tuple(notes),
         provenance=provenance,
-        added_seeds=added_seeds(seeds, earlier),
+        added_seeds=added_seeds(seeds, earlier) or None,
     )
     return with_verdict(made)
 
@@ -206,7 +206,7 @@ def added_seeds(seeds: Sequence[int], earlier: Recommendation | None) -> tuple[i
     """The confirming seeds that an earlier answer of the same folder did not have, and those that it had added itself."""
     if earlier is None or not earlier.confirmation_seeds:
         return ()
-    before = set(earlier.confirmation_seeds) - set(earlier.added_seeds)
+    before = set(earlier.confirmation_seeds) - set(earlier.added_seeds or ())
     return tuple(seed for seed in seeds if seed not in before) if before & set(seeds) else ()
 
 

@@ -95,8 +95,10 @@ def drift_document(drift: Drift) -> Document:
         *_movements(drift),
         Heading("Checkpoints", 3),
         Text("ΔCE is in nats per token from the checkpoint before, on the same blocks.", "lead"),
-        _checkpoints(drift, OF_RAW, title="Raw head"),
-        _checkpoints(drift, OF_CENTERED, title="Centered head"),
+        Heading("Raw head", 4),
+        _checkpoints(drift, OF_RAW),
+        Heading("Centered head", 4),
+        _checkpoints(drift, OF_CENTERED),
         Group("columns", (Terms(limits, "Limits"), terms("Provenance", to_plain(drift.provenance)))),
     ]
 
@@ -135,8 +137,9 @@ def _movements(drift: Drift) -> Document:
     ]
 
 
-def _checkpoints(drift: Drift, numbers: tuple[tuple[str, str], ...], digits: int = 4, title: str = "") -> Table:
+def _checkpoints(drift: Drift, numbers: tuple[tuple[str, str], ...], digits: int = 4) -> Table:
     """A line per checkpoint; ΔCE is from the checkpoint before, and steps from the drift on stand out."""
+    heads = {coordinate for coordinate, _ in numbers}
     later = zip(drift.checkpoints[1:], drift.ce_changes, strict=True)
     changes = {one.step: change.difference for one, change in later}
 
@@ -156,7 +159,7 @@ def _checkpoints(drift: Drift, numbers: tuple[tuple[str, str], ...], digits: int
         ("ΔCE", change),
         *(
             (
-                Column.of(key, "" if key in SHIFT_KEYS or title else f"{symbol(key)}\n{coordinate}"),
+                Column.of(key, "" if key in SHIFT_KEYS or len(heads) == 1 else f"{symbol(key)}\n{coordinate}"),
                 lambda one, coordinate=coordinate, key=key: cell(getattr(getattr(one, coordinate), key), digits),
             )
             for coordinate, key in numbers
@@ -164,7 +167,7 @@ def _checkpoints(drift: Drift, numbers: tuple[tuple[str, str], ...], digits: int
         (Column("checkpoint", "text", wide=True), lambda one: Plain(one.name)),
     )
     legend = tuple(_defined(key) for key in dict.fromkeys(key for _, key in NARROW))
-    return table(drift.checkpoints, columns, digits=digits, legend=legend, name="numbers", title=title)
+    return table(drift.checkpoints, columns, digits=digits, legend=legend, name="numbers")
 
 
 def _defined(key: str) -> Definition:

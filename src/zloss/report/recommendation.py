@@ -29,8 +29,8 @@ from zloss.results.record import to_plain
 
 SELECTION = (
     "An arm is a method with its λ, trained next to plain cross-entropy (CE). Columns: ΔCE in nats per token against CE, on "
-    "the selecting seed alone; the quantity that the method is meant to lower, and the tail of the Z gradient at the hidden states (p99 ‖δ_u‖) as deployed, "
-    "both over that of CE."
+    "the selecting seed alone; the quantity that the method is meant to lower, and the tail of the Z gradient at the hidden "
+    "states (p99 ‖δ_u‖) as deployed, both over that of CE."
 )
 
 

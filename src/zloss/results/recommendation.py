@@ -216,8 +216,8 @@ class Recommendation(ResultRecord):
     """What made it."""
     verdict: ActionVerdict | None = field(default=None, metadata=written_with("verdict"))
     """What to do; None in files written before this field existed."""
-    added_seeds: tuple[int, ...] = ()
-    """Confirming seeds that were added after an earlier answer of the same folder."""
+    added_seeds: tuple[int, ...] | None = field(default=None, metadata=written_with("added_seeds"))
+    """Confirming seeds that were added after an earlier answer of the same folder; absent without any."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of a newer version."""
 
