@@ -235,7 +235,8 @@ class _OneCoefficient(Objective):
 class StandardZLoss(_OneCoefficient):
     """λ(log Z − c)²; source 2λ(log Z − c)·p (paper eq:zloss, eq:source).
 
-    `target=None` is c = log V, as in the paper; most codebases use 0.
+    `target=None` is c = log V in every objective, as in the paper; most codebases use 0. (In `zloss.testing.check_loss`, None
+    leaves c unchecked.)
 
     >>> StandardZLoss(1e-4).active, StandardZLoss(0.0).active, StandardZLoss(None).active
     (True, False, False)
@@ -260,7 +261,7 @@ class CenteredZLoss(_OneCoefficient):
     """λ(log Z̃ − c)² with log Z̃ = log Z − μ; source s·(p − 1/V) with s = 2λ(log Z̃ − c).
 
     The source sums to zero over the vocabulary, and a common shift of the logits does not change it (paper
-    eq:centered_head, eq:centered_raw_adjoint).
+    eq:centered_head, eq:centered_raw_adjoint). `target=None` is c = log V.
 
     >>> logits = torch.tensor([[1.0, 2.0, 4.0]])
     >>> bool(torch.allclose(CenteredZLoss(0.1).penalty(logits + 50, None), CenteredZLoss(0.1).penalty(logits, None)))

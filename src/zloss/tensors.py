@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zloss.errors import DeviceError, DtypeError, InputError, ShapeError
 
@@ -44,7 +44,9 @@ def check_tensors(*, optional: Mapping[str, object] | None = None, **required: o
 def check_tensor(name: str, value: object) -> None:
     """A dense tensor: not sparse, nested or quantized, and not a number, list or array."""
     if not isinstance(value, Tensor):
-        raise DtypeError(f"`{name}` is expected to be a tensor, but got {type(value).__name__}.")
+        is_head = name == "weight" and isinstance(value, nn.Module)
+        advice = ": pass `head.weight` (and `bias=head.bias`)" if is_head else ""
+        raise DtypeError(f"`{name}` is expected to be a tensor, but got {type(value).__name__}{advice}.")
     if torch.compiler.is_compiling():
         return
     if value.is_nested:

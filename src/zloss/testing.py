@@ -22,7 +22,8 @@ def check_loss(
     """Audit a loss; raise `LossCheckError` if any finding is an error, or with `strict` any warning or note.
 
     The error has one line per finding and one per witness: the input that shows it, and the expected and the measured number.
-    `coef`, `target` (a number, or "log_v") and `coordinate` are what the loss is meant to apply; None is not checked.
+    `coef`, `target` (a number, or "log_v") and `coordinate` are what the loss is meant to apply; None is not checked. In the
+    losses of zloss, `target=None` is c = log V: check that with `target="log_v"`.
     `linear` and `jax` are as for `zloss.audit_loss`.
 
     >>> import torch.nn.functional as F

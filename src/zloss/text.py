@@ -165,7 +165,7 @@ class Blocks:
     bos_id: int | None
     offset: int
     """Blocks skipped at the start of the text."""
-    name: str = "token ids"
+    name: str = "unnamed text"
     """Name of the text."""
     separate: bool = False
     """False: the last target of a block is the first input of the next one. True: blocks share no token."""

@@ -90,6 +90,18 @@ def test_differences_are_paired_and_judged_in_one_coordinate(runs: Path, capsys:
     assert page.count("<footer>") == 1
 
 
+def test_two_folders_are_one_sentence(runs: Path, refused: Refused) -> None:
+    said = "one folder of runs is compared, but got 2"
+    refused(["compare", runs, "other"], said, "compare each target with CE in its own folder", "method=...")
+
+
+def test_a_short_comparison_says_what_its_words_mean(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(runs), "--force"]) == 0
+    printed = capsys.readouterr().out
+    assert "Accepted: quality" in printed
+    assert "inconclusive: not enough runs to tell." in " ".join(printed.split())
+
+
 def test_an_audit_in_the_folder_of_the_runs_is_not_overwritten(runs: Path, tmp_path: Path, refused: Refused) -> None:
     folder = tmp_path / "runs"
     shutil.copytree(runs, folder, ignore=shutil.ignore_patterns("comparison.*", "report.html"))

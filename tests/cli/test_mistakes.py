@@ -150,12 +150,7 @@ def argv(words: str, places: dict[str, str], out: Path) -> list[str]:
 
 @pytest.mark.parametrize(("words", "sentence"), MISTAKES, ids=[words for words, _ in MISTAKES])
 def test_a_mistake_is_one_sentence_and_exit_code_two(
-    words: str,
-    sentence: str,
-    places: dict[str, str],
-    tmp_path: Path,
-    refused: Refused,
-    monkeypatch: pytest.MonkeyPatch,
+    words: str, sentence: str, places: dict[str, str], tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module, name in ((drift, "run_audit_of"), (recommend, "run_audit_of"), (recommend, "run_training")):
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("something long began"))

@@ -99,7 +99,9 @@ def test_other_settings_in_a_later_folder_are_named_before_the_first_run(
 ) -> None:
     assert train(gpt2, tmp_path, "--methods", "standard", "--lr", "1e-3") == 0
     assert train(gpt2, tmp_path, "--methods", "ce,standard") == 2
-    assert "standard-0.0001-s1 contains a run with other settings (lr differ)" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "standard-0.0001-s1 contains a run with other settings (--lr: 0.001 there, 5e-05 here)" in said
+    assert "choose another folder (--out of `zloss train`)" in said
     assert not (tmp_path / "ce-0-s1").exists()
 
 

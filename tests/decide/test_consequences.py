@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +13,16 @@ from tests.decide.made_up_recommendation import made_up_recommendation
 from tests.laws.example_results import ROUTERS, implementation_example
 from tests.measured_reports import weighed
 from zloss.decide.answer import decide_results
+from zloss.decide.consequences import lambda_limit
 from zloss.decide.decision_map import with_decisions
+from zloss.decide.recommend import one_digit
 from zloss.decide.thresholds import Thresholds
 from zloss.results.audit import AuditReport, HeadNumbers
 from zloss.results.comparison import Comparison, RouterVariant, RouterVariants, VerdictPart, VerdictParts
 from zloss.results.decision import ActionVerdict, Consequence
 from zloss.results.implementation_audit import UpdateErrors
 from zloss.results.loss_audit import Finding, LossAudit
+from zloss.results.quantities import coefficient
 
 SHIFTED = (0.24, 0.02)
 """bf16 noise before and after centering of a head that needs it."""
@@ -27,6 +32,12 @@ def verdict(report: AuditReport, **joined: Any) -> ActionVerdict:
     found = with_decisions(report, **joined).verdict
     assert found is not None
     return found
+
+
+def trained_with(found: ActionVerdict) -> tuple[str, ...]:
+    """What it says about training with a Z-loss nevertheless."""
+    assert found.if_trained is not None
+    return found.if_trained
 
 
 def consequence(report: AuditReport, stage: str, **joined: Any) -> Consequence:
@@ -116,17 +127,82 @@ def test_a_finding_without_a_consequence_is_not_settled(bare: AuditReport) -> No
 def test_a_strong_input_path_limits_lambda_and_calls_for_nothing(bare: AuditReport) -> None:
     found = verdict(weighed(bare, input_path=0.1))
     assert found.action == "nothing"
-    assert "Keep λ at 5e-05 or below to stay within that limit." in found.why
-    assert sum("through the input embedding" in said for said in found.why) == 1
+    limit, why = trained_with(found)[0].partition(" For c = 0")[0].split(" (for c = log V): ")
+    assert limit == "Keep λ at 5e-5 or below"
+    assert (
+        why
+        == "at 1e-4 the Z gradient through the input embedding is 10 % of the table's CE gradient (limit 5 %), too strong."
+    )
+    # The finding is not listed among the harmless ones as well.
+    assert sum("the tied table" in said for said in found.why) == 1
 
 
 def test_lambda_is_advised_on_and_never_decides(bare: AuditReport) -> None:
     weak, strong = (verdict(weighed(bare, r_z=share)) for share in (0.004, 0.2))
     assert weak.action == strong.action == "nothing"
-    assert weak.why[-1].endswith("a Z-loss this weak would do nothing.")
-    assert "too strong" in strong.why[-1]
-    assert "λ = 2e-05" in strong.why[-1]  # 1e-4 · 0.05 / 0.2, rounded down
-    assert all("would do nothing" not in said and "too strong" not in said for said in verdict(weighed(bare)).why)
+    assert trained_with(weak)[0].endswith("a Z-loss this weak would do nothing.")
+    assert "too strong" in trained_with(strong)[0]
+    assert "Keep λ at 2e-5 or below" in trained_with(strong)[0]  # 1e-4 · 0.05 / 0.2, rounded down
+    fine = verdict(weighed(bare))
+    assert all("would do nothing" not in one and "too strong" not in one for one in fine.why)
+    assert all(set(trained_with(one)) < set(one.why) for one in (weak, strong, fine))
+
+
+def test_why_none_is_needed_is_apart_from_how_strong_one_would_be(bare: AuditReport) -> None:
+    """Half of the reasons for "needs no Z-loss" were about the strength of one."""
+    found = verdict(weighed(bare, r_z=0.2))
+    needed = [said for said in found.why if said not in trained_with(found)]
+    assert needed
+    assert not [said for said in needed if "Z gradient" in said and not said.startswith("Present, but harmless")]
+    assert [re.split(" is | are ", said)[0] for said in trained_with(found) if "would matter" in said] == [
+        "The largest Z gradients at the hidden states",
+        "The Z gradient through the input embedding",
+    ]
+
+
+def test_the_only_limit_of_lambda_is_that_of_the_largest_ratio(bare: AuditReport) -> None:
+    strong = weighed(bare, r_z=0.08, r_z_model=0.2, input_path=0.1)
+    found = lambda_limit(strong, Thresholds())
+    assert found is not None
+    assert found[0] == pytest.approx(1e-4 * 0.05 / 0.2)
+    assert "of the whole model" in found[1]
+    said = " ".join(trained_with(verdict(strong)))
+    assert said.count("Keep λ at") == 1
+    assert lambda_limit(weighed(bare, r_z=0.0, input_path=None), Thresholds()) is None
+    assert lambda_limit(bare, Thresholds()) is None
+
+
+def test_the_limit_for_c_zero_follows_from_both_root_mean_squares(bare: AuditReport) -> None:
+    log_z = [4.0, 9.0, 11.0, 30.0]
+    c, mean = bare.target or 0.0, sum(log_z) / 4
+    raw = replace(bare.heads.raw, log_z_mean=mean, diag_z=bare.diag_coef * sum((z - c) ** 2 for z in log_z) / 4)
+    report = weighed(replace(bare, heads=replace(bare.heads, raw=raw)), r_z=0.2)
+    ratio = math.sqrt(sum(z**2 for z in log_z) / sum((z - c) ** 2 for z in log_z))
+    (said,) = (one for one in trained_with(verdict(report)) if "c = 0" in one)
+    assert f"log Z − c is {ratio:.2g} times as large" in said
+    assert f"about {coefficient(one_digit(1e-4 * 0.05 / 0.2 / ratio))}: " in said
+    unknown = replace(report, heads=replace(report.heads, raw=replace(raw, log_z_mean=None)))
+    (said,) = (one for one in trained_with(verdict(unknown)) if "c = 0" in one)
+    assert "rerun with `--target 0`" in said
+    assert "about" not in said
+    # A limit that was measured at c = 0 needs no estimate.
+    assert not [one for one in trained_with(verdict(weighed(bare, r_z=0.2, target=0.0))) if "For c = 0" in one]
+
+
+def test_how_sure_counts_the_tokens_of_each_claim_and_the_checks_that_ran(bare: AuditReport) -> None:
+    sure = verdict(weighed(bare, tokens=8192)).confidence
+    blocks = bare.gradient.blocks if bare.gradient is not None else None
+    for said in ("8,192 tokens of", "16-bit errors on 2,048", f"gradients on {blocks} blocks (2,048 tokens)"):
+        assert said in sure
+    # The model has no router, so seven stages apply; the loss and the training were not checked.
+    assert "4 of 7 applicable checks ran; training was not tested." in sure
+    assert " of 8 applicable checks" in verdict(weighed(replace(bare, router=ROUTERS))).confidence
+
+
+@pytest.mark.parametrize("changes", [{"status": "partial"}, {"reasons": {"router": "left out"}}])
+def test_routers_that_were_left_out_are_not_absent(bare: AuditReport, changes: dict[str, Any]) -> None:
+    assert consequence(bare, "Router reduction").matters is False
+    assert consequence(replace(bare, **changes), "Router reduction").matters is None
 
 
 def test_a_router_without_its_coefficient_leaves_the_head_to_decide(bare: AuditReport) -> None:
@@ -136,8 +212,8 @@ def test_a_router_without_its_coefficient_leaves_the_head_to_decide(bare: AuditR
     assert verdict(weighed(experts, noise=SHIFTED)).action == "center"
     strong = weighed(experts, router_coef=1e-3, router_convention="megatron", router_share=0.4)
     assert consequence(strong, "Router reduction").matters is True
-    assert (
-        "Keep λ_R at 0.0002 or below to stay within that limit." in verdict(strong).why
+    assert "Keep λ_R at 2e-4 or below: that is 10 % of the CE gradient on the router weights." in trained_with(
+        verdict(strong)
     )  # 1e-3 · 0.1 / 0.4, rounded down
 
 

@@ -14,7 +14,7 @@ import torch
 from tests import straight_audit
 from zloss.decide.decision_map import decide, with_decisions
 from zloss.decide.stages import STAGES, lambda_budget
-from zloss.decide.thresholds import Thresholds
+from zloss.decide.thresholds import WHY, Thresholds
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport, HeadNumbers, Heads
 from zloss.results.comparison import Comparison, Quality
@@ -243,6 +243,11 @@ def test_a_report_keeps_the_thresholds_it_was_decided_with(bare: AuditReport) ->
     assert with_decisions(again).thresholds == strict.thresholds
     assert with_decisions(again, thresholds=Thresholds()).decisions == with_decisions(bare).decisions
     assert with_decisions(replace(bare, thresholds={"of a later version": 3.0})).thresholds == Thresholds().to_dict()
+
+
+def test_every_threshold_has_its_reason() -> None:
+    assert WHY.keys() == Thresholds().to_dict().keys()
+    assert all(WHY.values())
 
 
 def test_the_guide_states_every_threshold_with_its_default() -> None:

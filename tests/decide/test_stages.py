@@ -297,7 +297,7 @@ def test_the_router_scale_of_another_model_passed_for_that_of_the_audited_one(
     dense = stage(decide(report), ROUTER)
     assert (dense.fired, dense.reason) == (
         None,
-        "The audited model has no router. To evaluate this stage for a model that has one: `zloss router-scale --out DIR`.",
+        "Not applicable: the audited model has no router. For a model that has one: `zloss router-scale --out DIR`.",
     )
     alone = stage(decide(None, routers=[STATED]), ROUTER)
     assert "audited model" not in alone.reason

@@ -61,12 +61,7 @@ def pairs_of(
 
 
 def lowered(
-    method: str,
-    scale: dict[str, float],
-    diagnosed: str | None = None,
-    *,
-    seeds: int = 3,
-    other_target: bool = False,
+    method: str, scale: dict[str, float], diagnosed: str | None = None, *, seeds: int = 3, other_target: bool = False
 ) -> VerdictPart:
     pairs = pairs_of(method, scale, seeds=seeds)
     return coordinate_part(method, 1e-3, pairs, (), diagnosed, other_target=other_target)
@@ -83,11 +78,7 @@ def lowered(
             {"violation.raw": 0.8},
             {"violation.centered": 0.8},
         ),  # was "no penalty, so there is nothing to accept"
-        (
-            "factorized",
-            {"shift_squared.raw": 0.8, "violation_squared.centered": 0.8},
-            {"shift_squared.raw": 0.1},
-        ),
+        ("factorized", {"shift_squared.raw": 0.8, "violation_squared.centered": 0.8}, {"shift_squared.raw": 0.1}),
     ],
 )
 def test_each_method_is_judged_by_its_own_quantity(method: str, own: dict[str, float], other: dict[str, float]) -> None:

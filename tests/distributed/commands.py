@@ -8,7 +8,7 @@ COMMON = [
     *("--block-size", "24", "--valid-blocks", "6", "--adam-every", "4", "--gradient-blocks", "2"),
     *("--lr", "1e-3", "--checkpoint-every", "8", "--trackers", "none", "--quiet"),
 ]
-DROPOUT = ["--steps", "120", "--micro-batch", "2", "--accumulate", "2", "--methods", "centered", "--coef", "1e-3"]
+DROPOUT = ["--steps", "80", "--micro-batch", "2", "--accumulate", "2", "--methods", "centered", "--coef", "1e-3"]
 """Micro-batches are divided; the model has dropout."""
 SCRATCH = [
     *("--from-config", "tiny", "--train-tokenizer", "300", "--head", "paper", "--steps", "10", "--micro-batch", "3"),

@@ -76,7 +76,7 @@ def root(once: Once) -> Path:
 
 @pytest.fixture(scope="session")
 def killed_run(root: Path, once: Once) -> KilledJob:
-    """A training job that may be started anew once: killed at 20 steps, and at 50 after its restart."""
+    """A training job that may be started anew once: killed at 14 steps, and at 36 after its restart."""
     steps = root / "killed" / "centered-0.001-s1" / "steps.jsonl"
 
     def written() -> int:
@@ -84,7 +84,7 @@ def killed_run(root: Path, once: Once) -> KilledJob:
 
     words = train_words(root, *DROPOUT, out="killed", model=True)
     launch = [*torchrun(2, "--max-restarts=1"), "-m", "zloss", *words]
-    found: KilledJob = once("killed run", lambda: _kill(launch, written, [20, 50]))
+    found: KilledJob = once("killed run", lambda: _kill(launch, written, [14, 36]))
     return found
 
 

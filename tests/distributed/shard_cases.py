@@ -163,7 +163,9 @@ def cases() -> Iterator[tuple[str, dict[str, float]]]:
     for layout, how in layouts().items():
         for dtype in (torch.float32, torch.float64):
             bits = str(dtype).removeprefix("torch.")
-            for name, objective in OBJECTIVES.items():
+            # What fp32 changes is the same on any number of ranks: three have it for one objective, two for all of them.
+            few = dtype == torch.float32 and dist.get_world_size() > 2
+            for name, objective in {"factorized": OBJECTIVES["factorized"]}.items() if few else OBJECTIVES.items():
                 for reduction in ("mean", "sum", "none"):
                     for statistics in ("light", "audit") if reduction == "mean" else ("full",):
                         options = {"reduction": reduction, "statistics": statistics, **everything}

@@ -83,14 +83,14 @@ def test_a_killed_rank_ends_the_job_with_a_sentence(killed_run: KilledJob) -> No
     assert "Traceback" not in killed_run.told.partition("torch/distributed/elastic")[0]
     # The first kill was survived: the launcher started both ranks anew, and they went on from the last checkpoint.
     first, second = killed_run.seen
-    assert 20 <= first < 50 <= second < 120
+    assert 14 <= first < 36 <= second < 80
 
 
 def test_a_killed_run_goes_on_as_if_uninterrupted(root: Path, on_ranks: OnRanks) -> None:
     assert on_ranks.codes["killed run"] == [0, 0]
     resumed, whole = root / "killed" / "centered-0.001-s1", root / "whole" / "centered-0.001-s1"
     assert outcome(resumed) == outcome(whole)
-    assert len(read_steps(resumed)) == 120
+    assert len(read_steps(resumed)) == 80
     assert not (resumed / "checkpoints").exists()
 
 

@@ -66,11 +66,7 @@ def full(scenario: Scenario, place: Path, rng: random.Random) -> str:
     return f"{scenario.name}, {kind}: {'went on without' if ended.code == 0 else 'one sentence'}"
 
 
-CAMPAIGNS: dict[str, Callable[[Scenario, Path, random.Random], str]] = {
-    "kills": killed,
-    "pairs": paired,
-    "disk": full,
-}
+CAMPAIGNS: dict[str, Callable[[Scenario, Path, random.Random], str]] = {"kills": killed, "pairs": paired, "disk": full}
 
 
 def main(words: list[str]) -> int:

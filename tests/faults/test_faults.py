@@ -83,8 +83,7 @@ def test_a_disk_that_takes_no_large_file(known: dict[str, Scenario], tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("name", "share", "error"),
-    [("train", 0.05, errno.ENOSPC), ("train", 0.8, errno.ENOSPC), ("audit", 0.1, errno.EIO)],
+    ("name", "share", "error"), [("train", 0.05, errno.ENOSPC), ("train", 0.8, errno.ENOSPC), ("audit", 0.1, errno.EIO)]
 )
 def test_a_disk_that_fills_up_or_breaks_while_a_tracker_a_checkpoint_or_an_audit_writes(
     known: dict[str, Scenario], tmp_path: Path, name: str, share: float, error: int

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-
 import pytest
 
 import zloss
@@ -48,31 +43,6 @@ def test_off_is_off() -> None:
 def test_an_unknown_framework_suggests_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'Liger'"):
         zloss.explain(zloss.CrossEntropy(), vocab=8)["liger"]
-
-
-LIGER = """
-import sys, torch, zloss
-from liger_kernel.transformers.functional import liger_cross_entropy
-torch.manual_seed(0)
-logits, target = 3 * torch.randn(6, 40), torch.tensor([3, -100, 5, 0, -100, 39])
-name, value = sys.argv[1].split("=")
-settings = {name: float(value)}
-for reduction in ("mean", "sum"):
-    ours = zloss.logits_loss(logits, target, zloss.StandardZLoss(float(value), target=0.0), reduction=reduction)
-    theirs = liger_cross_entropy(logits.clone(), target, reduction=reduction, return_z_loss=True, **settings)
-    torch.testing.assert_close(theirs.loss, ours.loss, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(theirs.z_loss, ours.auxiliary, rtol=1e-5, atol=1e-6)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is None, reason="liger-kernel is not installed")
-def test_the_setting_of_liger_is_the_same_loss() -> None:
-    """Its kernel, interpreted on the CPU; with ignored tokens, under both reductions."""
-    setting = zloss.explain(zloss.StandardZLoss(0.02, target=0.0), vocab=40)["Liger"].setting
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", LIGER, str(setting)], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_denominators_are_spelled_out() -> None:

@@ -571,3 +571,32 @@ def test_the_norm_of_p_over_a_long_vocabulary_is_as_exact_as_a_sum(vocab: int) -
     assert out.stats.p_norm is not None
     torch.testing.assert_close(out.stats.p_norm.double(), exact, rtol=1e-6, atol=0)
     assert float(zloss.head_loss(hidden[:0], weight, target[:0], zloss.StandardZLoss(1e-4)).loss) == 0
+
+
+def test_likely_mistakes_name_their_fix() -> None:
+    head, target, objective = torch.nn.Linear(6, 17), torch.tensor([1, 2, -100]), zloss.CenteredZLoss(0.1)
+    with pytest.raises(
+        errors.DtypeError, match=r"a tensor, but got Linear: pass `head.weight` .and `bias=head.bias`.\."
+    ):
+        zloss.head_loss(torch.randn(3, 6), head, target, objective)  # type: ignore[arg-type]
+    with pytest.raises(errors.DtypeError, match=r"`hidden` is expected to be a tensor, but got Linear\.$"):
+        zloss.head_loss(head, head.weight, target, objective)  # type: ignore[arg-type]
+    with pytest.raises(
+        errors.ShapeError, match=r"pass `weight.T`. If `hidden` holds logits, use `zloss.logits_loss`.$"
+    ):
+        zloss.head_loss(head(torch.randn(3, 6)), head.weight, target, objective)
+    with pytest.raises(errors.ShapeError, match=r"but got \[17, 6\]\.$"):
+        zloss.head_loss(torch.randn(3, 5), head.weight, target, objective)
+
+
+def test_an_output_prints_in_one_line() -> None:
+    """It printed the statistics of every token."""
+    hidden, weight, target = problem()
+    target[3] = -100
+    out = zloss.head_loss(hidden, weight, target, zloss.StandardZLoss(0.5))
+    assert repr(out) == (
+        f"HeadLossOutput(loss={out.loss:.6g}, cross_entropy={out.cross_entropy:.6g}, auxiliary={out.auxiliary:.6g}, "
+        "tokens=19 of 20)"
+    )
+    apart = zloss.head_loss(hidden, weight, target, zloss.StandardZLoss(0.5), reduction="none")
+    assert str(apart) == "HeadLossOutput(loss=[20], cross_entropy=[20], auxiliary=[20], tokens=19 of 20)"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
-import subprocess
 import sys
+import types
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -123,17 +124,19 @@ def test_refusals_say_what_to_do(answers: dict[str, Any]) -> None:
 
 def test_a_missing_hook_is_one_sentence() -> None:
     """Without torchtitan, or with one that lacks `ChunkedLossWrapper`."""
-    code = (
-        "import sys, types; sys.modules['torchtitan.components.loss'] = types.ModuleType('torchtitan.components.loss')\n"
-        "import importlib.metadata as m; version = m.version\n"
-        "m.version = lambda name: OLD if name == 'torchtitan' and OLD else version(name)\n"
-        "import zloss.integrations.torchtitan"
-    )
+    known = importlib.metadata.version
+
+    def with_version(old: str | None) -> None:
+        sys.modules.pop("zloss.integrations.torchtitan", None)
+        sys.modules["torchtitan.components.loss"] = types.ModuleType("torchtitan.components.loss")
+        importlib.metadata.version = lambda name: old if name == "torchtitan" and old else known(name)
+        importlib.import_module("zloss.integrations.torchtitan")
+
     for old, expected in (
-        ("None", "'torchtitan>=0.3', which is not installed"),
-        ("'0.2.1'", "≥ 0.3, but torchtitan 0.2.1 is"),
+        (None, "'torchtitan>=0.3', which is not installed"),
+        ("0.2.1", "≥ 0.3, but torchtitan 0.2.1 is"),
     ):
-        if old == "None" and INSTALLED:
+        if old is None and INSTALLED:
             continue
-        ended = subprocess.run([sys.executable, "-c", code.replace("OLD", old)], capture_output=True, text=True)
-        assert expected in ended.stderr.splitlines()[-1], ended.stderr
+        ended = Forked(lambda old=old: with_version(old)).wait()
+        assert expected in ended.error.splitlines()[-1], ended.error

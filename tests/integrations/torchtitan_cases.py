@@ -202,9 +202,7 @@ def built(case: Case, folder: str) -> Trainer:
         ),
         metrics=MetricsProcessor.Config(log_freq=case.log_every),
         parallelism=ParallelismConfig(
-            tensor_parallel_degree=case.tp,
-            spmd_backend=case.backend,
-            enable_sequence_parallel=case.sequence_parallel,
+            tensor_parallel_degree=case.tp, spmd_backend=case.backend, enable_sequence_parallel=case.sequence_parallel
         ),
         activation_checkpoint=None,
         debug=DebugConfig(seed=1),

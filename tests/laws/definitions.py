@@ -143,11 +143,7 @@ def upstream_like(loss: Tensor) -> Tensor:
 
 
 def measured(
-    case: Case,
-    backend: str,
-    chunk_size: int | None = None,
-    dtype: torch.dtype | None = None,
-    products: str = "auto",
+    case: Case, backend: str, chunk_size: int | None = None, dtype: torch.dtype | None = None, products: str = "auto"
 ) -> dict[str, Tensor]:
     """The same quantities from the package."""
 

@@ -82,9 +82,7 @@ def example_results() -> dict[str, ResultRecord]:
             quantile_bounds={"heads.raw.p_z_999": {"lower": 1.0, "upper": 1.5, "count": 10**8}},
             reasons={"figures": "a reason"},
             figures=replace(
-                bare.figures,
-                histograms=bare.figures.histograms[:1],
-                geometry=replace(bare.figures.geometry, **columns),
+                bare.figures, histograms=bare.figures.histograms[:1], geometry=replace(bare.figures.geometry, **columns)
             ),
             extreme_tokens=bare.extreme_tokens[:1],
         )

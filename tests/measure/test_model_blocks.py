@@ -37,10 +37,7 @@ def test_ids_beyond_the_embedding_are_one_sentence(tmp_path: Path, capsys: pytes
         assert "the input embedding has 300 rows" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [("gpt2", (128, True)), ("neox", (128, False)), ("phi", (128, False))],
-)
+@pytest.mark.parametrize(("kind", "expected"), [("gpt2", (128, True)), ("neox", (128, False)), ("phi", (128, False))])
 def test_learned_positions_end_and_rotary_ones_do_not(kind: str, expected: tuple[int, bool], tmp_path: Path) -> None:
     from tests.tiny_models import save_model
 

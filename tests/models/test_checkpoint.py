@@ -11,12 +11,7 @@ import torch
 
 from tests.tiny_models import VOCAB, save_model, save_tokenizer
 from zloss.errors import CheckpointError
-from zloss.models.checkpoint import (
-    embedded_smollm2,
-    load_checkpoint,
-    model_fingerprint,
-    weight_fingerprint,
-)
+from zloss.models.checkpoint import embedded_smollm2, load_checkpoint, model_fingerprint, weight_fingerprint
 from zloss.models.output_head import check_head, find_head, hidden_states
 
 IDS = torch.arange(2, 60)

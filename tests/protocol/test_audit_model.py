@@ -294,6 +294,35 @@ def test_wrong_numbers_would_be_seen() -> None:
     assert found["gradient"]["raw"]["r_z"] != pytest.approx(right, rel=1e-3)
 
 
+class Letters:
+    """A tokenizer that is not of transformers."""
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(chr(ord("A") + index) for index in ids)
+
+
+def test_any_object_with_decode_shows_text() -> None:
+    """`decode` was called with options of transformers, and `len` of the tokenizer was taken."""
+    model = Written(tied=False, listed=True)
+    given: dict[str, Any] = {"head": model.head, "hidden_of": model.hidden, "gradient_blocks": 0}
+    spelled, plain = (zloss.audit_model(model, some_rows(), tokenizer=by, **given).report for by in (Letters(), None))
+    assert spelled.model.rows_beyond_tokenizer is None
+    assert spelled.heads == plain.heads
+    texts = [[token.target for table in report.extreme_tokens for token in table.tokens] for report in (spelled, plain)]
+    assert texts[1]
+    assert texts[0] == [Letters().decode([int(index)]) for index in texts[1]]
+
+
+def test_a_target_of_log_v_is_the_default() -> None:
+    """It raised a TypeError."""
+    model = Written(tied=False, listed=True)
+    given: dict[str, Any] = {"head": model.head, "hidden_of": model.hidden, "gradient_blocks": 0}
+    by_word, default, zero = (
+        zloss.audit_model(model, some_rows(), target=target, **given).report.planned for target in ("log_v", None, 0.0)
+    )
+    assert by_word == default != zero
+
+
 def test_a_table_passed_as_head_is_tied_and_a_notebook_shows_the_page() -> None:
     model = Written(tied=True, listed=True)
     del model.head
@@ -307,7 +336,7 @@ def test_a_table_passed_as_head_is_tied_and_a_notebook_shows_the_page() -> None:
     assert shown.startswith("<iframe sandbox")
     assert result.verdict is not None
     said = f"80 predictions, PPL {report['ppl']:.4g}. {result.verdict.sentence}"
-    assert repr(result) == f"AuditResult(mine on token ids: {said})"
+    assert repr(result) == f"AuditResult(mine on unnamed text: {said})"
     assert len(result.tokens["ce"]) == 80
     # Nothing to compare with: the model takes other arguments, and the head takes ids.
     model.forward = lambda ids, more: ids  # type: ignore[method-assign, assignment, misc]
@@ -353,6 +382,14 @@ def test_what_cannot_be_audited_is_one_sentence(tmp_path: Path) -> None:
         (InputError, "without a graph", rows, given | {"hidden_of": torch.no_grad()(model.hidden)}),
         (InputError, "`valid_vocab` is 'tokenizer', but there is none", rows, given | {"valid_vocab": "tokenizer"}),
         (UnknownNameError, "Did you mean 'gradient_blocks'", rows, given | {"gradient_block": 3}),
+        (
+            InputError,
+            "`target` is expected to be a number, 'log_v' .* or None, but got 'V'",
+            rows,
+            given | {"target": "V"},
+        ),
+        (InputError, "decode.list of ids. -> str`, but is a dict without", rows, given | {"tokenizer": {"a": 0}}),
+        (InputError, "can show text but not read it .*: pass `tokens`", None, given | {"tokenizer": Letters()}),
         (CheckpointError, "not causal", rows, given | {"hidden_of": cheating}),
         (
             CheckpointError,

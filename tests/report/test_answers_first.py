@@ -7,16 +7,29 @@ from dataclasses import replace
 
 import pytest
 
+from tests.measured_reports import weighed
 from tests.report.printing import joined, printed
 from zloss.decide.answer import decide_results
 from zloss.decide.decision_map import with_decisions
-from zloss.report.audit import audit_summary, differences, remarks, side_by_side_document
+from zloss.decide.thresholds import Thresholds
+from zloss.report.audit import (
+    audit_summary,
+    decision_document,
+    differences,
+    remarks,
+    side_by_side_document,
+    tally,
+)
 from zloss.report.comparison import answer
+from zloss.report.document import Items, Text
 from zloss.report.files import render_page, terminal_document
-from zloss.report.loss_audit import headline, loss_audit_summary
+from zloss.report.html import to_page
+from zloss.report.logprobs import logprob_document
+from zloss.report.loss_audit import bottom_line, headline, loss_audit_summary, what_to_do
 from zloss.results.audit import AuditReport, GradientNumbers, HeadNumbers, PlannedLoss
 from zloss.results.comparison import Comparison
-from zloss.results.loss_audit import LossAudit
+from zloss.results.logprobs import LogprobGap, LogprobNoise
+from zloss.results.loss_audit import Finding, LossAudit, Severity
 
 CAPPED = "softcapped logits are not shift-invariant, so μ and the centered head are undefined"
 
@@ -70,7 +83,7 @@ def test_pages_and_terminals_begin_with_the_answer(
     results = decide_results(loss_audits=(loss_audit,), comparisons=(comparison,))
     first = {"page": render_page(results), "terminal": joined(terminal_document(results))}
     assert loss_audit.found
-    for said in (" ".join(headline(loss_audit).split())[:40], answer(results.comparisons[0])[:20], "What to do: "):
+    for said in (" ".join(headline(loss_audit).split())[:40], answer(results.comparisons[0])[:20], "What to do:"):
         assert first["terminal"].index(said) < first["terminal"].index("Decision map")
         assert first["page"].index(html.escape(said)) < first["page"].index("Decision map</h2>")
     assert first["page"].index("Verdicts</h3>") < first["page"].index("Decision map</h2>")
@@ -81,9 +94,40 @@ def test_pages_and_terminals_begin_with_the_answer(
     assert page.index(report.verdict.sentence[:20]) < page.index('class="cards"')
 
 
+def test_a_loss_audit_says_what_is_wrong_and_one_fix_per_finding(loss_audit: LossAudit) -> None:
+    """A detached Z was to be fixed in the backward pass, a fix of a warning came first, and a wrong log stopped training."""
+
+    def told(*found: tuple[str, Severity], has_z: bool | None = True) -> tuple[str, list[str]]:
+        findings = tuple(Finding(id, "finding", "", severity=severity) for id, severity in found)
+        identified = replace(loss_audit.identified, has_z=has_z)
+        audit = replace(loss_audit, findings=findings, identified=identified)
+        return bottom_line(audit)[0], [fix.partition(":")[0] for fix in what_to_do(audit)]
+
+    opening, fixes = told(("forward_backward_mismatch", "error"), ("zero_gradient_z", "error"), has_z=False)
+    assert opening.startswith("Fix this loss before you train with it: 2 errors (forward_backward_mismatch, zero")
+    assert fixes == ["zero_gradient_z, forward_backward_mismatch"]
+    _, fixes = told(
+        ("overwrites_input", "warning"), ("differs_from_expected", "error"), ("forward_backward_mismatch", "error")
+    )
+    assert fixes == ["forward_backward_mismatch", "differs_from_expected", "overwrites_input"]
+    opening, fixes = told(("reported_z_value", "error"), ("all_ignored_nonfinite", "warning"))
+    assert opening.startswith(
+        "No errors in what this loss trains, but the Z it reports is wrong: 1 error (reported_z_val"
+    )
+    assert fixes == ["reported_z_value", "all_ignored_nonfinite"]
+    for has_z in (False, None):  # the Z that is reported may be meant to be trained
+        assert told(("reported_z_value", "error"), has_z=has_z)[0].startswith("Fix this loss")
+    assert told(("reported_z_value", "error"), ("not_off", "error"))[0].startswith("Fix this loss")
+    assert told(("returned_values", "note"))[0] == "No errors in what this loss trains; 1 note (returned_values)."
+
+
 def test_the_card_of_r_z_is_about_the_run_of_the_verdict(report: AuditReport) -> None:
     """At λ_diag it was within the budget, next to a verdict that called the planned λ too strong."""
-    for share, said in ((0.2, "At λ = 0.02 beyond the budget"), (0.001, "At λ = 0.02 within the budget")):
+    lead = "At λ = 0.02 the Z gradient of the whole model is"
+    for share, said in (
+        (0.2, f"{lead} 20 % of its CE gradient, beyond"),
+        (0.001, f"{lead} 0.10 % of its CE gradient, within"),
+    ):
         planned = PlannedLoss(coef=0.02, target=0.0, r_z=share / 2, r_z_model=share)
         assert said in render_page(decide_results(audits=(replace(report, planned=planned),)))
 
@@ -91,7 +135,7 @@ def test_the_card_of_r_z_is_about_the_run_of_the_verdict(report: AuditReport) ->
 def test_a_softcapped_head_has_its_own_gain_and_every_row_counts(capped: AuditReport, report: AuditReport) -> None:
     text = joined(audit_summary(capped, verbose=True))
     assert "A_p^99, capped: p99 output-to-hidden gain through the softcap" in text
-    assert "12 rows of V beyond the tokenizer" in text
+    assert "12 rows beyond the tokenizer" in text
     assert "through the softcap" in render_page(decide_results(audits=(capped,)))
     assert "capped" not in joined(audit_summary(report, verbose=True))
 
@@ -99,4 +143,79 @@ def test_a_softcapped_head_has_its_own_gain_and_every_row_counts(capped: AuditRe
 def test_a_small_share_keeps_its_digits(report: AuditReport) -> None:
     assert report.gradient is not None
     small = replace(report, gradient=replace(report.gradient, raw=GradientNumbers(3.4e-5, 0.1)))
-    assert "is 0.0034 % of the CE gradient" in remarks(small)[0]
+    assert "the Z gradient of the head alone is 0.0034 % of the CE gradient" in remarks(small)[0]
+
+
+def test_a_page_has_one_limit_of_lambda(bare: AuditReport) -> None:
+    """It advised 7e-05 for the whole model in its verdict, and 4.65e-4 for the head among the numbers."""
+    audited = with_decisions(weighed(bare, r_z=0.08, r_z_model=0.2))
+    assert audited.verdict is not None
+    assert audited.verdict.if_trained is not None
+    page = render_page(decide_results(audits=(audited,)))
+    assert "Keep λ at 2e-5 or below" in audited.verdict.if_trained[0]
+    assert "The limit of λ is 2e-5," in " ".join(remarks(audited))
+    assert "not a limit of λ" in page
+    assert "usual range" not in page
+
+
+def test_a_stage_that_fired_harmlessly_says_what_is_large_and_why_it_is_harmless(bare: AuditReport) -> None:
+    limits = Thresholds(shift_over_log_v=0, gain_99=0, input_path_ratio=0, component_share=0)
+    found = with_decisions(weighed(bare), thresholds=limits)
+    stages = [
+        item
+        for block in decision_document(found.decisions, Text(""))
+        if isinstance(block, Items)
+        for item in block.items
+    ]
+    fired = [(item, one) for item, one in zip(stages, found.decisions, strict=False) if one.fired]
+    assert len(fired) >= 3
+    for item, one in fired:
+        assert one.consequence is not None
+        assert (item.word, item.tone, item.expanded) == ("fired", "harmless", False)
+        assert item.text == f"Large, but harmless here: {one.reason} {one.consequence.reason}"
+    assert len({item.text for item, _ in fired}) == len(fired)
+    assert "all harmless here" in tally(found.decisions)
+    page = render_page(decide_results(audits=(found,)))
+    assert "Too small to matter" not in page
+    mattering = with_decisions(weighed(bare, noise=(0.24, 0.02)), thresholds=limits)
+    first = next(block for block in decision_document(mattering.decisions, Text("")) if isinstance(block, Items)).items[
+        0
+    ]
+    assert (first.tone, first.expanded) == ("fired", True)
+
+
+def test_a_model_without_a_router_has_seven_stages(report: AuditReport) -> None:
+    items = next(block for block in decision_document(report.decisions, Text("")) if isinstance(block, Items)).items
+    (router,) = (item for item in items if "Router" in item.name)
+    assert (router.word, router.tone) == ("not applicable", "open")
+    assert " of 7 stages that apply" in tally(report.decisions)
+    assert "1 not applicable" in tally(report.decisions)
+    (decision,) = (one for one in report.decisions if one.stage == "Router reduction")
+    assert decision.fired is None
+
+
+def test_the_log_probabilities_say_which_rows_the_verdict_uses_and_where_centering_hurts() -> None:
+    gap = LogprobGap(512, 0, 0.02, 0.05, 0.0, 0.0, 0.5, 0.5, 0.5)
+    errors = {
+        ("storage", "raw"): 0.03,
+        ("storage", "centered"): 0.02,
+        ("operands", "raw"): 0.01,
+        ("operands", "centered"): 0.02,
+    }
+    rows = [LogprobNoise("bf16", case, head, replace(gap, rms=rms), None, None) for (case, head), rms in errors.items()]
+    said = joined(logprob_document(rows, used="bf16"))
+    assert "The verdict uses the RMS of the bf16 rows in which only the logits are rounded" in said
+    assert "Where inputs and head are rounded to bf16, centering makes the error larger: 0.01 → 0.02." in said
+    assert said.count("makes the error larger") == 1
+    assert "The verdict uses" not in joined(logprob_document(rows))
+    page = to_page(logprob_document(rows), "t")
+    assert "<b>on policy</b>: RMS of δ for tokens that the model itself samples" in page
+    assert '<table class="sortable stacked logprobs">' in page
+
+
+def test_the_file_of_a_gguf_model_and_its_format_are_named(report: AuditReport) -> None:
+    extra = {"source": "gguf:Small-Instruct.Q4_1.gguf", "dtype": "fp32"}
+    text = joined(audit_summary(replace(report, model=replace(report.model, extra=extra))))
+    assert "`Small-Instruct.Q4_1.gguf` · stored as Q4_1 ·" in text
+    unnamed = replace(report, model=replace(report.model, extra={"source": "gguf:small.gguf"}))
+    assert "`small.gguf` · stored as GGUF ·" in joined(audit_summary(unnamed))

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,19 @@ PAGE = (FOLDER / "matched_smollm2.md").read_text(encoding="utf-8")
 def test_the_page_holds_the_rendered_tables() -> None:
     assert to_markdown(comparison_page(Comparison.from_dict(DATA))).partition("\n")[2].strip() in PAGE
     assert not re.search(r"(?<![\w.:/])/(?:home|root|tmp|work|mnt|Users)/", json.dumps(DATA) + PAGE)
+
+
+def test_one_run_and_one_minute_are_singular() -> None:
+    """It said "4 runs in 1 minutes"."""
+    comparison = Comparison.from_dict(DATA)
+    assert comparison.provenance is not None
+
+    def made(runs: int, seconds: float) -> str:
+        provenance = replace(comparison.provenance, runs=runs, seconds=seconds)
+        return to_markdown(comparison_page(replace(comparison, provenance=provenance)))
+
+    assert "4 runs in 1 minute, training" in made(4, 62.0)
+    assert "1 run in 2 minutes, training" in made(1, 118.0)
 
 
 def test_verdicts_follow_from_the_differences() -> None:

@@ -103,7 +103,8 @@ def test_every_sampled_token_is_drawn_once_in_each_coordinate(report: AuditRepor
     figures = geometry_figures(report)
     assert [figure.name for figure in figures] == ["plane", "rank16", "rays"]
     for figure in figures:
-        clouds = rows(figure, "circle")
+        # Rings differ from dots without their color; the head of an arrow is a point without a series.
+        clouds = [*rows(figure, "circle"), *(row for row in rows(figure, "point") if "series" in row)]
         assert [row["series"] for row in clouds] == [RAW, CENTERED]
         assert all(len(row["x"]) == len(row["y"]) == len(sample) for row in clouds)
     assert rows(figures[0], "circle")[0]["x"] == [float(f"{x:.5g}") for x in sample.x_raw]
@@ -111,9 +112,12 @@ def test_every_sampled_token_is_drawn_once_in_each_coordinate(report: AuditRepor
     for name in (RAW, CENTERED):
         assert f">{name}</text>" in svg
     tree = ElementTree.fromstring(svg)
-    fills = [path.attrib.get("fill", "").lower() for path in tree.iter("{http://www.w3.org/2000/svg}path")]
-    # One more of each colour is the entry of the legend.
-    assert [fills.count(colour) for colour in TONES.values()] == [len(sample) + 1] * 2
+    paths = [path.attrib for path in tree.iter("{http://www.w3.org/2000/svg}path")]
+    fills, strokes = ([path.get(name, "").lower() for path in paths] for name in ("fill", "stroke"))
+    # One more of each color is the entry of the legend.
+    assert fills.count(TONES[RAW]) == len(sample) + 1
+    assert strokes.count(TONES[CENTERED]) == len(sample) + 1
+    assert fills.count(TONES[CENTERED]) == 1
 
 
 def test_rays_have_the_slope_of_their_label(report: AuditReport) -> None:
@@ -246,9 +250,7 @@ def test_a_head_of_zeros_is_drawn(report: AuditReport) -> None:
     sample = GeometrySample(**dict.fromkeys(names, zeros), mean_row_norm=0.0)
     head = HeadNumbers(p_z_999=0.0, a_p_99=0.0, mu_abs_99=0.0, delta_u_99=0.0, diag_z=0.0, sigma_1=0.0)
     flat = replace(
-        report,
-        heads=Heads(head, head),
-        figures=Figures(histograms, Spectrum((0.0,) * 16, (0.0,) * 16), sample),
+        report, heads=Heads(head, head), figures=Figures(histograms, Spectrum((0.0,) * 16, (0.0,) * 16), sample)
     )
     assert [figure.name for figure in geometry_figures(flat)] == ["rays"]
     assert spectrum_figures(flat) == []

@@ -20,15 +20,7 @@ from zloss.decide.stages import STAGES
 from zloss.report.document import Cell, Column, Heading, Plain, Table, Terms, Text
 from zloss.report.files import notebook_html, render_page
 from zloss.report.html import MAX_BYTES, prose, to_page
-from zloss.results.audit import (
-    AuditReport,
-    ExtremeTable,
-    ExtremeToken,
-    Figures,
-    HeadNumbers,
-    Heads,
-    Nonfinite,
-)
+from zloss.results.audit import AuditReport, ExtremeTable, ExtremeToken, Figures, HeadNumbers, Heads, Nonfinite
 from zloss.results.comparison import Comparison
 from zloss.results.files import read_record
 from zloss.results.loss_audit import Finding, LossAudit

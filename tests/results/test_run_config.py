@@ -12,14 +12,7 @@ import pytest
 from zloss.errors import InputError
 from zloss.results.io import read_object
 from zloss.results.record import from_plain
-from zloss.results.run_config import (
-    MoeRun,
-    RunConfig,
-    RunData,
-    TextPart,
-    TrainConfig,
-    without_paths,
-)
+from zloss.results.run_config import MoeRun, RunConfig, RunData, TextPart, TrainConfig, without_paths
 
 FILES = [{"name": "text.txt", "bytes": 3, "sha256": "0" * 64}]
 DATA = RunData(

@@ -173,7 +173,8 @@ def test_a_finished_run_is_kept_where_no_gradient_can_be_taken(tmp_path: Path, w
     with zloss.record_run(
         tmp_path, model, ce, seed=1, validation=rows(1, 3), head=model.head, hidden_of=hidden_of
     ) as run:
-        out = zloss.head_loss(model.hidden(rows(2, 4)[:, :-1]), model.head.weight, rows(2, 4)[:, 1:], ce)
+        hidden, target = model.hidden(rows(2, 4)[:, :-1]), rows(2, 4)[:, 1:]
+        out = zloss.head_loss(hidden, model.head.weight, target, ce, bias=model.head.bias)
         out.loss.backward()
         run.micro_batch(out)
         with run.step():
@@ -275,7 +276,7 @@ def test_an_interrupted_run_is_unfinished_and_a_folder_of_another_is_refused(tmp
     folder = tmp_path / "ce-0-s1"
     assert RecordedRun.from_dict(json.loads((folder / "config.json").read_text())).clip == 1.0
     assert not (folder / "metrics.json").exists()
-    with pytest.raises(InputError, match="clip differ"), make(2.0):
+    with pytest.raises(InputError, match=r"`clip`: 1\.0 there, 2\.0 here"), make(2.0):
         pass
     with pytest.raises(InputError, match="without steps"), make(1.0):
         pass
@@ -298,6 +299,34 @@ def test_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
         zloss.record_run(tmp_path, model, ce, seed=1, validation=rows(1, 3), head=model.head, hidden_of=lambda ids: ids)
     with pytest.raises(InputError, match="settings"):
         zloss.record_run(tmp_path, model, ce, seed=1, validation=rows(1, 3), settings={"f": print}, **given)
+
+
+def test_a_loss_without_the_bias_of_the_head_is_refused(tmp_path: Path) -> None:
+    """nn.Linear has a bias by default, and `head_loss` without `bias=` leaves it untrained while the model applies it."""
+    objective = zloss.CrossEntropy()
+
+    def first_step(name: str, model: Plain, **options: Any) -> None:
+        batch, given = rows(1, 4), {"head": model.head, "hidden_of": model.hidden}
+        run = zloss.record_run(tmp_path / name, model, objective, seed=1, validation=rows(2, 4), **given)
+        run.start()
+        out = zloss.head_loss(model.hidden(batch[:, :-1]), model.head.weight, batch[:, 1:], objective, **options)
+        out.loss.backward()
+        run.micro_batch(out)
+        try:
+            with run.step():
+                pass
+        finally:
+            run.close()
+
+    with pytest.raises(InputError, match=r"Pass `bias=head\.bias` to `head_loss`"):
+        first_step("left out", Plain(1))
+    model = Plain(1)
+    first_step("passed", model, bias=model.head.bias)
+    frozen, zero = Plain(1), Plain(1)
+    frozen.head.bias.requires_grad_(False)
+    first_step("frozen", frozen)
+    torch.nn.init.zeros_(zero.head.bias)  # the loss is that of the model
+    first_step("zero", zero)
 
 
 def test_blocks_of_a_text_are_those_of_zloss_train(tmp_path: Path) -> None:

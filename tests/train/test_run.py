@@ -167,7 +167,7 @@ def test_finished_runs_are_skipped_and_other_settings_refused(grid: tuple[Path, 
     run_grid(Grid(grid[1], ("ce",), (1e-2,), (1,)), grid[0], say=said.append)
     assert said == ["ce-0-s1: finished before, skipped"]
     assert file.stat().st_mtime_ns == before
-    with pytest.raises(InputError, match=r"other settings \(lr differ"):
+    with pytest.raises(InputError, match=r"other settings \(`lr`: \S+ there, \S+ here"):
         run_grid(Grid(replace(grid[1], lr=2e-3), ("ce",), (1e-2,), (1,)), grid[0])
 
 
@@ -178,7 +178,7 @@ def test_other_initial_weights_are_refused(tmp_path: Path) -> None:
         claim_settings(tmp_path / "run", config_record(config, start).to_dict())
     with torch.no_grad():
         start.checkpoint.model.get_output_embeddings().weight[9, 9] += 1e-3
-    with pytest.raises(InputError, match=r"other settings \(initial_weights differ"):
+    with pytest.raises(InputError, match=r"other settings \(`initial_weights` differs"):
         claim_settings(tmp_path / "run", config_record(config, start).to_dict())
 
 

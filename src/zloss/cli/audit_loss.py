@@ -118,7 +118,15 @@ class AuditLoss:
         if not self.quiet:
             findings = tuple(replace(finding, sentence=_with_flags(finding.sentence)) for finding in audit.findings)
             shown = replace(audit, findings=findings)
-            print_document(loss_audit_summary(shown, whole=self.verbose, elsewhere="--verbose prints them"))
+            print_document(
+                loss_audit_summary(
+                    shown,
+                    whole=self.verbose,
+                    elsewhere="--verbose prints them",
+                    function=self.function,
+                    ignore_index=self.ignore_index,
+                )
+            )
             for path in written:
                 print(Path(self.out) / path.name)
         return 1 if (audit.found if self.strict else audit.errors) else 0

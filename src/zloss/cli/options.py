@@ -35,7 +35,10 @@ SWITCHED = "_switched"
 
 
 def parse(command_type: type[Command], argv: list[str], *, prog: str) -> Command:
-    """Parse `argv` into a command. A value that a configuration rejects raises that configuration's error."""
+    """Parse `argv` into a command. A value that a configuration rejects raises that configuration's error.
+
+    A command with `refuse_more` is given the arguments that it has no place for, and may raise its own error.
+    """
     flags, replaced = flags_of(command_type), plain_options(command_type)
     registry, inside = ConstructorRegistry(), set[Any]()
 
@@ -55,7 +58,15 @@ def parse(command_type: type[Command], argv: list[str], *, prog: str) -> Command
     registry.struct_rule(as_options)
     with registry:
         try:
-            command: Any = tyro.cli(command_type, prog=prog, args=argv, description=_description(command_type))
+            described = _description(command_type)
+            if hasattr(command_type, "refuse_more"):
+                partial: Any
+                partial, more = tyro.cli(
+                    command_type, prog=prog, args=argv, description=described, return_unknown_args=True
+                )
+                if more:
+                    partial.refuse_more(more)
+            command: Any = tyro.cli(command_type, prog=prog, args=argv, description=described)
         except _RejectedError as rejected:
             raise rejected.error from None
     return cast(Command, command)

@@ -29,10 +29,10 @@ ROUTERS, ROUTER_COEFS = ("none", "token_layer_mean"), (1e-3,)
 
 @dataclass(frozen=True)
 class Train:
-    """Train a language model under CE, Centered head, Standard, Centered, Factorized and Gain-aware Z-loss, μ-loss, μ-centering
-    or any registered objective, with everything else equal: one folder per method, coefficient and seed. `zloss compare` reads
-    them. Finished runs are skipped; a killed run resumes from its last checkpoint. With --moe, train a mixture of experts
-    from scratch under several router Z-losses instead.
+    """Train a language model under several methods (cross-entropy, Z-losses, μ-loss, μ-centering, any registered objective)
+    with everything else equal: one folder per method, coefficient and seed. `zloss compare` reads them. Finished runs are
+    skipped; a killed run resumes from its last checkpoint. With --moe, train a mixture of experts from scratch under several
+    router Z-losses instead.
 
     Example: zloss train smollm2 --methods ce,centered --coef 1e-4 --seeds 1,2 --text train.txt --steps 200 --out runs
     """
@@ -183,6 +183,16 @@ class Compare:
     verbose: bool = False
     """Also print all means, the paired differences and every part of the verdicts."""
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
+
+    def refuse_more(self, arguments: Sequence[str]) -> None:
+        """Reject further folders."""
+        if not any(argument.startswith("-") for argument in arguments):
+            raise InputError(
+                f"one folder of runs is compared, but got {1 + len(arguments)} ({', '.join((self.folder, *arguments))}): put "
+                "runs that belong together into one. Runs of one method and λ that differ in the target c have the same name: "
+                "compare each target with CE in its own folder, or record them under two names with "
+                "`zloss.record_run(..., method=...)`."
+            )
 
     def run(self, argv: Sequence[str]) -> int:
         from zloss.decide.answer import decide_results

@@ -18,7 +18,7 @@ A checkpoint alone never justifies `train`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,13 +31,25 @@ from zloss.decide.recommend import (
     one_digit,
     ranked,
 )
-from zloss.decide.stages import DECOMPOSITION, IMPLEMENTATION, PATHWAY, ROUTER, SOURCE, TRANSPORT, inside, sentence
+from zloss.decide.stages import (
+    DECOMPOSITION,
+    IMPLEMENTATION,
+    OPTIMIZER,
+    PATHWAY,
+    QUALITY,
+    ROUTER,
+    SOURCE,
+    TRANSPORT,
+    inside,
+    sentence,
+)
 from zloss.decide.thresholds import Thresholds
-from zloss.results.audit import AuditReport, NoiseNumbers
+from zloss.results.audit import AuditReport, NoiseNumbers, PlannedLoss
 from zloss.results.comparison import Comparison
 from zloss.results.decision import ActionVerdict, Consequence, Decision
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import LossAudit
+from zloss.results.quantities import coefficient
 from zloss.results.recommendation import NOT_TESTED, Recommendation
 from zloss.results.run_config import UNPENALIZED
 
@@ -45,11 +57,16 @@ OLD_REPORT = "this report was written before consequences were measured; run the
 NOISE = "Error of the target's log-probability from 16-bit logits (RMS)"
 FINDINGS = {
     SOURCE.name: "a common shift of the logits",
-    DECOMPOSITION.name: "a log-normalizer away from its target",
+    DECOMPOSITION.name: "a log-normalizer off its target",
     TRANSPORT.name: "a high output-to-hidden gain",
-    PATHWAY.name: "a Z gradient through the input embedding",
+    PATHWAY.name: "a strong input path",
 }
 """Stage of the checkpoint → what it found, inside a sentence."""
+UNFIRED = {
+    DECOMPOSITION.name: "the 16-bit noise of the logits",
+    TRANSPORT.name: "the strength of the planned Z-loss",
+}
+"""Stage of the checkpoint → what matters although the stage is quiet."""
 
 
 # Consequences
@@ -69,18 +86,14 @@ def shift_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
         return found(raw, matters=False if why else None, reason=sentence(why or f"{storage} logits overflow"))
     bits = math.log2(raw / centered) if raw > 0 and centered > 0 else 0.0
     enough = raw >= limits.shift_noise and bits >= limits.shift_bits
-    said = (
-        f"{storage} logits perturb a token's log-probability by {raw:.3f} nat (RMS), "
-        f"{centered:.3f} nat once the head is centered"
-    )
+    said = f"{storage} logits perturb log-probabilities by {raw:.3f} nat (RMS)"
     if raw < limits.shift_noise:
         worth = f"less than {limits.shift_noise:g} nat does not matter"
-    elif bits < 0:
-        worth = f"centering would lose {-bits:.1f} bits"
     else:
-        worth = f"centering would recover {bits:.2g} bits"
-        worth += "" if enough else f" ({limits.shift_bits:g} or more would matter)"
-    return found(raw, matters=enough, reason=f"{said}: {worth}.")
+        worth = f"centering would {'lose' if bits < 0 else 'recover'} {abs(bits):.2g} bits of logit precision"
+        more = "" if enough else f"; {limits.shift_bits:g} or more would matter"
+        worth += f" (log₂ of error before/after{more})"
+    return found(raw, matters=enough, reason=f"{said}; {worth}.")
 
 
 def normalizer_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
@@ -93,8 +106,8 @@ def normalizer_consequence(report: AuditReport, limits: Thresholds) -> Consequen
     value = noise.raw if noise.centered is None else noise.centered
     if value is None:
         return found(None, matters=None, reason=f"{storage} logits overflow.")
-    said = f"{storage} rounding leaves an error of {value:.3f} nat"
-    said = said if noise.centered is None else f"Even with a centered head, {said}"
+    said = f"{storage} logits perturb log-probabilities by {value:.3f} nat (RMS)"
+    said = said if noise.centered is None else f"With a centered head, the {storage} error is {value:.3f} nat"
     return found(value, matters=value >= limit, reason=f"{said} ({_limit(value >= limit, f'{limit:g}')}).")
 
 
@@ -123,12 +136,16 @@ def router_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
     """Router Z gradient over the CE gradient on the router weights."""
     quantity, limit, planned = "‖g_RZ‖ / ‖g_CE‖ on the router weights", limits.router_share, report.planned
     if report.router is None:
-        return Consequence(quantity, None, limit, "", False, "The model has no router.")
+        # A partial audit, or one that left the routers out, does not know.
+        why = report.reason("router") or ("the audit was interrupted" if report.status == "partial" else None)
+        said = "The model has no router." if why is None else sentence(why)
+        return Consequence(quantity, None, limit, "", False if why is None else None, said)
     if planned is None or planned.router_coef is None:
         return Consequence(quantity, None, limit, "", None, "No router coefficient was given (`--router-coef`).")
     why = "the routers have no softmax normalizer, or no gradient"
-    said = f"At λ_R = {planned.router_coef:g} ({planned.router_convention}) the router Z gradient is {{}} of the CE gradient"
-    return _share(quantity, planned.router_share, limit, f"{said} on the router weights", why)
+    at = f"At λ_R = {coefficient(planned.router_coef)} ({planned.router_convention})"
+    said = f"{at} the router Z gradient is {{}} of the CE gradient on the router weights"
+    return _share(quantity, planned.router_share, limit, said, why)
 
 
 def _share(quantity: str, value: float | None, limit: float, said: str, why: str) -> Consequence:
@@ -152,7 +169,7 @@ def implementation_consequence(
     """
     quantity, limit = "Relative error of the CE+Z gradient", limits.implementation_error
     if not loss_audits and not implementation_audits:
-        return Consequence(quantity, None, limit, "", None, "No audit of the training loss was joined.")
+        return Consequence(quantity, None, limit, "", None, "The training loss itself was not audited.")
     used = None if report is None or report.planned is None else report.planned.logits
     found = [error.id for audit in loss_audits for error in audit.errors]
     errors = [
@@ -212,7 +229,7 @@ def give_verdict(
     name = None if report is None else report.model.name
     same = [one for one in comparisons if name is None or one.model in (None, name)]
     recommended = [one for one in recommendations if name is None or one.tested.model == name]
-    confidence = "" if report is None else _confidence(report, limits)
+    confidence = "" if report is None else _confidence(report, decisions, limits)
     if found := mattering.get(IMPLEMENTATION.name):
         return ActionVerdict(
             "fix_implementation",
@@ -251,9 +268,12 @@ def give_verdict(
     if report is not None and settled is None and (doubt := _doubt(report, decisions, mattering, limits)) is not None:
         said, reasons = doubt
         rest = _findings(decisions, skip=list(mattering.values()))
-        return ActionVerdict("not_enough_evidence", said, (*reasons, *rest), confidence)
+        trained = tuple(_coefficients(report, limits))
+        return ActionVerdict(
+            "not_enough_evidence", said, (*reasons, *rest, *trained), confidence, if_trained=trained or None
+        )
     limiting = [mattering[stage] for stage in (PATHWAY.name, ROUTER.name) if stage in mattering]
-    rest = _findings(decisions, skip=limiting)
+    rest = _findings(decisions, skip=limiting, of=(SOURCE.name, DECOMPOSITION.name))
     if settled is not None:
         rest.insert(0, f"Matched runs found no Z-loss that helps: {settled.why[0]}")
         confidence = f"{settled.confidence}."
@@ -262,7 +282,12 @@ def give_verdict(
     said = "Nothing to do: this model needs neither a Z-loss nor a centered head."
     if limiting:
         said = "Nothing to change in this checkpoint; if you train with Z-loss, keep its coefficient low."
-    return ActionVerdict("nothing", said, (*_reasons(limiting), *rest, *_coefficients(report, limits)), confidence)
+    known = (
+        one.consequence for one in decisions if one.stage in (TRANSPORT.name, PATHWAY.name) and one not in limiting
+    )
+    trained = (*_coefficients(report, limits), *_reasons(limiting))
+    trained += tuple(one.reason for one in known if one is not None and one.value is not None)
+    return ActionVerdict("nothing", said, (*rest, *trained), confidence, if_trained=trained or None)
 
 
 def _doubt(
@@ -278,7 +303,7 @@ def _doubt(
     if training:
         now = " Keep the logits in fp32 now." if DECOMPOSITION.name in mattering else ""
         return (
-            f"Not enough evidence to choose a Z-loss: {_named(training)} matters here, and only training runs can tell what "
+            f"Not enough evidence to choose a Z-loss: {_named(*training)} matters here, and only training runs can tell what "
             f"helps. Run `zloss recommend`.{now}",
             _reasons(training),
         )
@@ -291,7 +316,7 @@ def _doubt(
         one for one in decisions if one.stage in FINDINGS and one.fired and one.consequence and one.consequence.matters is None
     ]  # fmt: skip
     if unknown:
-        said = f"there is {_named(unknown)}, but what it does to training could not be computed"
+        said = f"there is {_named(*unknown)}, but what it does to training could not be computed"
         return f"Not enough evidence: {said}.", _reasons(unknown)
     return None
 
@@ -318,12 +343,15 @@ def _accepted(
     return None
 
 
-def _named(decisions: Sequence[Decision]) -> str:
-    return " and ".join(FINDINGS[one.stage] for one in decisions)
+def _named(*decisions: Decision) -> str:
+    """What stages found; of a quiet stage, what matters nevertheless."""
+    return " and ".join((FINDINGS if one.fired else FINDINGS | UNFIRED)[one.stage] for one in decisions)
 
 
-def _findings(decisions: Sequence[Decision], skip: Sequence[Decision] = ()) -> list[str]:
-    """What fired and does not matter, in one sentence, and the measured consequence of every stage of the checkpoint."""
+def _findings(
+    decisions: Sequence[Decision], skip: Sequence[Decision] = (), of: Collection[str] = tuple(FINDINGS)
+) -> list[str]:
+    """What fired and does not matter, in one sentence, and the measured consequence of each of the stages `of`."""
     known = [
         (one, one.consequence)
         for one in decisions
@@ -332,7 +360,7 @@ def _findings(decisions: Sequence[Decision], skip: Sequence[Decision] = ()) -> l
     ]
     fired = [FINDINGS[one.stage] for one, consequence in known if one.fired and not consequence.matters]
     said = [f"Present, but harmless here: {', '.join(fired)}."] if fired else []
-    return said + [consequence.reason for _, consequence in known if consequence.value is not None]
+    return said + [found.reason for one, found in known if one.stage in of and found.value is not None]
 
 
 def _reasons(decisions: Sequence[Decision]) -> list[str]:
@@ -341,9 +369,39 @@ def _reasons(decisions: Sequence[Decision]) -> list[str]:
     for one in decisions:
         assert one.consequence is not None
         named = one.consequence.matters and one.stage in FINDINGS
-        lead = f"A{FINDINGS[one.stage][1:]} matters here. " if named else ""
+        lead = sentence(f"{_named(one)} matters here") + " " if named else ""
         found.append(lead + one.consequence.reason)
     return found
+
+
+def lambda_limit(report: AuditReport, limits: Thresholds) -> tuple[float, str] | None:
+    """(λ, what it limits) for the planned Z-loss: the only limit of λ that is advised; None if nothing is measured.
+
+    The Z gradient is linear in λ. R is the larger of R_Z of the head and of the whole model; its budget is `r_z_budget`, that
+    of the input path of a tied table is `input_path_share`, and the smaller λ counts.
+    """
+    planned = report.planned
+    if planned is None or not planned.coef:
+        return None
+    share, scope = strongest(planned)
+    found = [
+        (limit / value, f"the Z gradient {where} is {_percent(value)} of {its} CE gradient (limit {_percent(limit)})")
+        for value, limit, where, its in (
+            (share, limits.r_z_budget, f"of the {scope}", "its"),
+            (planned.input_path, limits.input_path_share, "through the input embedding", "the table's"),
+        )
+        if value
+    ]
+    if not found:
+        return None
+    factor, why = min(found)
+    return planned.coef * factor, f"at {coefficient(planned.coef)} {why}"
+
+
+def strongest(planned: PlannedLoss) -> tuple[float, str]:
+    """The larger R_Z of the planned Z-loss, and whether it is that of the head or of the whole model."""
+    head, model = planned.r_z or 0.0, planned.r_z_model or 0.0
+    return (model, "whole model") if model >= head else (head, "head")
 
 
 def _coefficients(report: AuditReport, limits: Thresholds) -> list[str]:
@@ -351,34 +409,69 @@ def _coefficients(report: AuditReport, limits: Thresholds) -> list[str]:
     planned, found = report.planned, list[str]()
     if planned is None:
         return found
-    for name, coef, share, limit in (
-        ("λ", planned.coef, planned.input_path, limits.input_path_share),
-        ("λ_R", planned.router_coef, planned.router_share, limits.router_share),
-    ):
-        if coef and share and share >= limit:
-            found.append(f"Keep {name} at {one_digit(coef * limit / share):g} or below to stay within that limit.")
-    share = max(planned.r_z or 0.0, planned.r_z_model or 0.0)
-    scope = "whole model" if share == planned.r_z_model else "head"
-    said = f"At λ = {planned.coef:g} the Z gradient of the {scope} is {_percent(share)} of its CE gradient"
-    said += f" ({planned.tokens:,} tokens)"
-    if planned.coef and 0 < share < limits.negligible_r_z:
-        found.append(f"{said}: a Z-loss this weak would do nothing.")
-    elif planned.coef and share > limits.r_z_budget:
-        ceiling = f"λ = {one_digit(planned.coef * limits.r_z_budget / share):g} or less"
-        found.append(
-            f"{said}, which is too strong. If you train with a Z-loss, stay below {_percent(limits.r_z_budget)}: {ceiling}."
+    share, scope = strongest(planned)
+    limit = lambda_limit(report, limits)
+    if limit is not None and limit[0] < planned.coef * (1 + 1e-9):
+        most, why = limit
+        said = f"Keep λ at {coefficient(one_digit(most))} or below (for c = {_target(report)}): {why}, too strong."
+        found.append(said + (_at_zero(report, most) if planned.target else ""))
+    elif planned.coef and 0 < share < limits.negligible_r_z:
+        said = (
+            f"At λ = {coefficient(planned.coef)} the Z gradient of the {scope} is {_percent(share)} of its CE gradient"
         )
+        tokens = "" if planned.tokens is None else f" ({planned.tokens:,} tokens)"
+        found.append(f"{said}{tokens}: a Z-loss this weak would do nothing.")
+    router, most = planned.router_share, limits.router_share
+    if planned.router_coef and router and router >= most:
+        kept = coefficient(one_digit(planned.router_coef * most / router))
+        found.append(f"Keep λ_R at {kept} or below: that is {_percent(most)} of the CE gradient on the router weights.")
     return found
 
 
-def _confidence(report: AuditReport, limits: Thresholds) -> str:
-    planned, vocab = report.planned, report.model.valid_vocab or report.model.vocab
-    text = "pydoc (Python's documentation)" if report.corpus.name == "pydoc" else report.corpus.name
+def _at_zero(report: AuditReport, most: float) -> str:
+    """The limit of λ for c = 0: the Z gradient is proportional to log Z − c, so its RMS for both targets scales the limit."""
+    planned, raw = report.planned, report.heads.raw
+    assert planned is not None
+    lead = " For c = 0, the target of most codebases,"
+    c = planned.target
+    if c is None or raw.diag_z is None or raw.log_z_mean is None or report.target is None or not report.diag_coef:
+        return f"{lead} the limit is another one: rerun with `--target 0`."
+    second = raw.diag_z / report.diag_coef + report.target * (2 * raw.log_z_mean - report.target)  # E (log Z)²
+    with_c = second - c * (2 * raw.log_z_mean - c)
+    if not (second > 0 and with_c > 0):
+        return f"{lead} the limit is another one: rerun with `--target 0`."
+    ratio = math.sqrt(second / with_c)
+    return (
+        f"{lead} about {coefficient(one_digit(most / ratio))}: log Z − c is {ratio:.2g} times as large (RMS); `--target 0` "
+        "measures it."
+    )
+
+
+def _target(report: AuditReport) -> str:
+    planned = report.planned
+    return "" if planned is None else "log V" if planned.target == report.target else f"{planned.target:g}"
+
+
+def _confidence(report: AuditReport, decisions: Sequence[Decision], limits: Thresholds) -> str:
+    planned, vocab, noise = report.planned, report.model.valid_vocab or report.model.vocab, report.logit_noise
+    text = "Python's documentation" if report.corpus.name == "pydoc" else report.corpus.name
     said = f"From one checkpoint on {report.corpus.predictions:,} tokens of {text}"
+    fewer = []
+    if noise is not None:
+        products = min((row.gap.tokens for row in noise.rows), default=noise.tokens)
+        more = f" ({products:,} for rounded inputs)" if products < noise.tokens else ""
+        fewer.append(f"16-bit errors on {noise.tokens:,}{more}")
+    if report.gradient is not None:
+        tokens = "" if planned is None or planned.tokens is None else f" ({planned.tokens:,} tokens)"
+        fewer.append(f"gradients on {report.gradient.blocks} blocks{tokens}")
+    said += f"; {', '.join(fewer)}." if fewer else "."
     if planned is not None:
-        c = "log V" if planned.target == report.target else f"{planned.target:g}"
-        said += f", assuming {planned.logits} logits, λ = {planned.coef:g} and c = {c}"
-    said += ". Training was not tested."
+        said += f" Assumed: {planned.logits} logits, λ = {coefficient(planned.coef)}, c = {_target(report)}."
+    applicable = [one for one in decisions if applies(one)]
+    done = sum(one.fired is not None for one in applicable)
+    trained = any(one.fired is not None for one in decisions if one.stage in (OPTIMIZER.name, QUALITY.name))
+    said += f" {done} of {len(applicable)} applicable checks ran"
+    said += "." if trained else "; training was not tested."
     if report.corpus.predictions < limits.least_tokens:
         said += f" The text is short: tails need at least {limits.least_tokens:,.0f} tokens."
     if report.ppl is not None and report.ppl > vocab:
@@ -387,6 +480,11 @@ def _confidence(report: AuditReport, limits: Thresholds) -> str:
             "weights belong together."
         )
     return said
+
+
+def applies(decision: Decision) -> bool:
+    """Whether the stage can be evaluated for this model; one that cannot, such as the router's of a dense model, is harmless."""
+    return decision.fired is not None or decision.consequence is None or decision.consequence.matters is not False
 
 
 def _percent(share: float) -> str:

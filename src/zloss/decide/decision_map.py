@@ -161,7 +161,8 @@ def objective_decomposition(report: AuditReport, thresholds: Thresholds) -> Deci
         sizes = f"rms μ = {math.sqrt(shift):.3g} and rms(log Z̃ − c) = {math.sqrt(relative):.3g} nats"
         reason = f"Neither part matters: {sizes}, both below {floor:g}."
     elif fired:
-        reason = f"Both matter: E μ² = {shift:.4g} and E(log Z̃ − c)² = {relative:.4g}; the smaller is {share:.0%} of the sum."
+        sizes = f"E μ² = {shift:.4g} and E(log Z̃ − c)² = {relative:.4g}"
+        reason = f"Both parts count: of {sizes} the smaller is {share:.0%} of the sum (threshold {limit:.0%})."
     else:
         larger, smaller = ("μ", "log Z̃ − c") if shift >= relative else ("log Z̃ − c", "μ")
         sizes = f"E μ² = {shift:.4g}, E(log Z̃ − c)² = {relative:.4g}"
@@ -351,7 +352,7 @@ def router_reduction(
         if router is not None:
             return ROUTER.unevaluated("a checkpoint does not show how its router loss was reduced")
         if routerless:
-            return ROUTER.unevaluated("the audited model has no router", needed="one")
+            return ROUTER.inapplicable("the audited model has no router", needed="one")
         return ROUTER.unevaluated("no router was audited, and none of the compared runs has one")
     name, scale, coef, limit, source = max(scales, key=lambda each: abs(each[1] - 1) - each[3])
     fired = abs(scale - 1) > limit

@@ -62,11 +62,18 @@ class Stage:
             ),
         )
 
-    def unevaluated(self, why: str, needed: str = "") -> Decision:
-        """No verdict, with the reason and the commands that would give one: for this model, or for one that has `needed`."""
-        commands = ", then ".join(f"`{command}`" for command in self.commands)
-        model = f" for a model that has {needed}" if needed else ""
-        return self.decision(None, None, None, f"{sentence(why)} To evaluate this stage{model}: {commands}.")
+    def unevaluated(self, why: str) -> Decision:
+        """No verdict, with the reason and the commands that would give one."""
+        return self.decision(None, None, None, f"{sentence(why)} To evaluate this stage: {self._commands}.")
+
+    def inapplicable(self, why: str, needed: str) -> Decision:
+        """No verdict, since this model lacks what the stage reads; the commands that evaluate it for one that has `needed`."""
+        more = f"For a model that has {needed}: {self._commands}."
+        return self.decision(None, None, None, f"Not applicable: {why}. {more}")
+
+    @property
+    def _commands(self) -> str:
+        return ", then ".join(f"`{command}`" for command in self.commands)
 
     def impossible(self, why: str) -> Decision:
         """No verdict, and no command that would give one: what the stage reads does not exist for this model."""
@@ -105,7 +112,7 @@ SOURCE = Stage(
     trigger="p99 |μ| of the raw head",
     action="Deploy the row-centered head (subtract w̄·u + b̄ from every logit)",
     expected="μ = 0, with softmax and CE unchanged",
-    not_guaranteed="A smaller P_Z^99.9, a smaller A_p^99 or a better PPL",
+    not_guaranteed="A smaller P_Z^99.9 or A_p^99 on other text: what they do on this text is measured. PPL does not change",
     evidence="tab:pretrained, tab:finetune, tab:fineweb_pretrained",
     threshold_name="shift_over_log_v",
     commands=("zloss audit MODEL",),
@@ -114,7 +121,8 @@ DECOMPOSITION = Stage(
     name="Objective decomposition",
     risk="Shift and relative logits both violate the target, and one λ pulls on both",
     trigger="The smaller of E μ² and E(log Z̃ − c)², as a share of their sum",
-    action="Factorized Z-loss: a coefficient and a target for each",
+    action="Try factorized Z-loss, λ_μ·μ² + λ_rel·(log Z̃ − c)², in matched runs: "
+    "`zloss train MODEL --methods ce,standard,factorized`",
     expected="Each coordinate responds to its own coefficient; the cross term is gone",
     not_guaranteed="Smaller update tails or a better PPL: it is a controlled probe",
     evidence="eq:factorized, tab:fineweb_update_outlier_sweep",
@@ -125,7 +133,8 @@ TRANSPORT = Stage(
     name="Architectural transport",
     risk="The output head amplifies the source on its way to the hidden state",
     trigger="A_p^99 of the raw head, with the tail of ‖δ_u‖",
-    action="Gain-aware weighting with the gain detached",
+    action="Try gain-aware Z-loss, weight 1/(1 + β·A_p²) with the gain detached, in matched runs: "
+    "`zloss train MODEL --methods ce,standard,gain-aware`",
     expected="Source and update tails shrink where A_p is large",
     not_guaranteed="A smaller unweighted A_p^99",
     evidence="tab:stress_diag, tab:spectral_audit, tab:adam_state_stress",
@@ -136,8 +145,8 @@ PATHWAY = Stage(
     name="Shared pathway",
     risk="With a tied table, the output loss also acts through the input embedding",
     trigger="Input-path norm relative to the output-path norm, and their cosine",
-    action="Read both paths, then review λ against the R_Z budget",
-    expected="The coupled update of the shared table becomes visible",
+    action="Choose λ by the R_Z of the whole model, which includes the input path, not by that of the head",
+    expected="The update of the shared table stays within the budget of R_Z through both paths",
     not_guaranteed="Any reduction of the gradient: no intervention is claimed",
     evidence="Tied-embedding pathway diagnostics (appendix)",
     threshold_name="input_path_ratio",
@@ -193,10 +202,10 @@ STAGES = (SOURCE, DECOMPOSITION, TRANSPORT, PATHWAY, IMPLEMENTATION, ROUTER, OPT
 
 REUSE = "reuse the forward log-sum-exp statistics in the backward pass"
 REMEDIES = {
+    "zero_gradient_z": "take Z from the logits that carry the gradient, neither detached nor log-probabilities",
     "forward_backward_mismatch": REUSE,
     "low_precision_source": f"keep the logits in fp32 on their way to log Z, and {REUSE}",
     "overflow": "subtract the row maximum before exp, and add it back to log Z",
-    "zero_gradient_z": "take Z from the logits that carry the gradient, neither detached nor log-probabilities",
     "probabilities_not_logits": "take the log-sum-exp of the logits, not of probabilities",
     "max_shifted": "add the row maximum back to log Z before the square",
     "negative_coefficient": "make λ positive",
@@ -258,11 +267,11 @@ def lambda_budget(report: AuditReport, budget: float) -> LambdaBudget | None:
 
 
 def budget_effects(report: AuditReport, budget: float) -> list[Effect]:
-    """The diagnostic λ and the λ that meets the budget, in both coordinates."""
+    """The diagnostic λ and the λ at which the gradient of the head alone meets the budget, in both coordinates: not a limit."""
     solved, gradient = lambda_budget(report, budget), report.gradient
     if solved is None or gradient is None:
         return []
-    note = f"R_Z is linear in λ; gradient of the head on {gradient.blocks} blocks; "
+    note = f"gradient of the head alone on {gradient.blocks} blocks, R_Z being linear in λ: not a limit; "
     effects = list[Effect]()
     for name, coef in (("raw", solved.raw), ("centered", solved.centered)):
         if coef is not None:

@@ -93,6 +93,36 @@ class Thresholds(Limits):
     """Fewer tokens than this are not enough evidence for a verdict on a checkpoint."""
 
 
+WHY = {
+    "shift_over_log_v": "p99 |μ| in units of log V: at 1 the shift alone is as large as the target c",
+    "component_share": "below a tenth one coordinate dominates the penalty, and one λ is enough",
+    "negligible_rms": "nats; at λ = 1e-4 a violation of one nat adds 1e-4 nat to the loss",
+    "gain_99": "A_p = 1/√β with β = 0.01, where gain-aware weighting halves the source",
+    "input_path_ratio": "a tenth of the norm is a hundredth of the squared update",
+    "negligible_r_z": "a tenth of r_z_budget, at λ = 1e-3, the largest usual one",
+    "delta_src": "fp16 logits stay near it; bf16 logits exceed it more than sixfold",
+    "delta_theta": "rounding dW to bf16 alone causes 0.002",
+    "router_scale_tolerance": "s_rel is exact arithmetic, so anything but rounding is another convention",
+    "grad_tail_ratio": "a doubled p99 of the gradient norm is far outside the noise of seeds",
+    "grad_max_ratio": "a maximum is one step, so it has more room than a quantile",
+    "event_rate_increase": "one step in a hundred, the steps beyond a p99",
+    "adam_state_ratio": "v is quadratic in the gradient: the square of grad_max_ratio",
+    "spike_rate_increase": "one step in fifty",
+    "fp16_margin_ratio": "the inverse of grad_max_ratio, for the largest safe loss scale κ",
+    "quality_tolerance": "1 % of the baseline's PPL, unless the comparison states a tolerance",
+    "r_z_budget": "between the 3.5 % of the paper's quality-neutral runs and the 17.5 % that it calls large",
+    "shift_noise": "nats (RMS); 16-bit logits that cost less, a probability off by 1 %, need no centering",
+    "shift_bits": "bits of that error that centering must recover: one bit of mantissa is worth a new checkpoint",
+    "normalizer_noise": "nats (RMS) that remain with a centered head: a probability off by 5 %",
+    "gain_share": "the largest Z gradients at the hidden states are a tenth of the largest of CE",
+    "input_path_share": "the budget of R_Z, spent on the input embedding alone",
+    "implementation_error": "like delta_src, for the combined CE+Z gradient that the optimizer sees",
+    "router_share": "a tenth of the CE gradient on the router weights",
+    "least_tokens": "fewer tokens leave fewer than two beyond p99.9",
+}
+"""Threshold → its reason in one clause; docs/decisions.md has them in full."""
+
+
 def stored_thresholds(stored: dict[str, float | None]) -> Thresholds:
     """The thresholds a report was decided with; a name it lacks has its default, an unknown name is ignored."""
     known = {field.name for field in fields(Thresholds)}

@@ -176,7 +176,10 @@ def coordinate_part(
         key = f"{stem}.{'raw' if stem == SHIFT_SQUARED else run.coordinate}"
         return _quantity_part((name, key, key, quantile), pairs)
     if other_target:
-        return VerdictPart("open", "the runs use another target, but validation is measured with c = log V.")
+        reason = (
+            "the runs train with another target, but validation measures |log Z − log V|: only c = log V can be judged."
+        )
+        return VerdictPart("open", reason)
     quantities = diagnosed_quantities(method, run.coordinate, baseline.coordinate)
     if not quantities:
         return None

@@ -227,7 +227,9 @@ def _check_shapes(
         raise ShapeError(f"`weight` is expected to be [V, D], but got {list(weight.shape)}.")
     width = hidden.shape[-1]
     if weight.shape[1] != width:
-        advice = " This looks like [D, V]: pass `weight.T`." if weight.shape[0] == width else ""
+        advice = ""
+        if weight.shape[0] == width:
+            advice = " This looks like [D, V]: pass `weight.T`. If `hidden` holds logits, use `zloss.logits_loss`."
         raise ShapeError(
             f"`weight` is expected to be [V, D] with D = {width} (the width of `hidden`), "
             f"but got {list(weight.shape)}.{advice}"

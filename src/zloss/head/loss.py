@@ -40,9 +40,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HeadLossOutput:
-    """What a loss returns: the differentiable sum, its two parts separately, and the statistics of every token."""
+    """What a loss returns: the differentiable sum, its two parts separately, and the statistics of every token.
+
+    >>> import torch, zloss
+    >>> zloss.logits_loss(torch.zeros(3, 8), torch.tensor([1, 2, -100]), zloss.StandardZLoss(0.1, target=0.0))
+    HeadLossOutput(loss=2.51185, cross_entropy=2.07944, auxiliary=0.432408, tokens=2 of 3)
+    """
 
     loss: Tensor
     """CE + auxiliary, reduced; differentiable; fp32 (fp64 for fp64 inputs)."""
@@ -55,6 +60,19 @@ class HeadLossOutput:
     """N, by which both parts were divided (1 for "sum" and "none"). If it is 0, both parts are 0."""
     denominator_name: DenominatorName
     """What N counts."""
+
+    def __repr__(self) -> str:
+        parts = [f"{name}={_shown(getattr(self, name))}" for name in ("loss", "cross_entropy", "auxiliary")]
+        valid = self.stats.valid
+        return f"HeadLossOutput({', '.join(parts)}, tokens={_shown(valid.sum())} of {valid.numel()})"
+
+
+def _shown(tensor: Tensor) -> str:
+    """The number of a 0-d tensor, else its shape; also without values, as on the meta device or while a compiler traces."""
+    try:
+        return f"{tensor.item():.6g}"
+    except RuntimeError:
+        return str(list(tensor.shape))
 
 
 @shows_options(HeadKeywords)
@@ -73,12 +91,21 @@ def head_loss(
 ) -> HeadLossOutput:
     """Σ_t w_t (CE_t + aux_t) / N for z = logit_scale·(W u + b), without keeping the logits.
 
-    `hidden` [..., D], `weight` [V, D], `target` [...]. w is `token_weight`, 1 without it; N is Σ w over valid tokens, or
-    the global `normalizer` (`zloss.global_normalizer`). A batch without valid tokens has loss 0 and zero gradients.
-    `options` are the fields of `HeadOptions` (`head/options.py`), among them `reduction` ("mean", "sum", or "none" for
-    w_t·ℓ_t in the shape of `target`), `valid_vocab` (rows of the head from there on are padding: outside log Z, μ and
-    w̄), `statistics` ("light" skips what the loss itself does not need) and `products` (in which dtype the matrix
-    products run).
+    `hidden` [..., D], `weight` [V, D], `target` [...]. If the head has a bias, as `nn.Linear` has by default, pass
+    `bias=head.bias`: a bias that is left out is not trained, although the model adds it. w is `token_weight`, 1 without
+    it; N is Σ w over valid tokens, or the global `normalizer` (`zloss.global_normalizer`). A batch without valid tokens
+    has loss 0 and zero gradients. Further keywords:
+
+    - `ignore_index`: the target of tokens that do not count
+    - `reduction`: "mean", "sum", or "none" for w_t·ℓ_t in the shape of `target`
+    - `valid_vocab`: rows of the head from there on are padding, outside log Z, the mean logit μ and w̄, the mean row of
+      the head; None: there is no padding
+    - `logit_scale`, `softcap`, `label_smoothing`: s, cap in cap·tanh(z/cap), and ε of (1 − ε)·onehot(y) + ε/V
+    - `statistics`: "full", or "light" to skip what the loss itself does not need
+    - `backend`: "auto" (Triton on a GPU, "chunked" elsewhere), "chunked", "triton", or "dense", the slow reference
+    - `products`: dtype of the matrix products, "operand" (16 bits) or "fp32"; "auto" is "operand" on a GPU for 16-bit
+      operands
+    - `chunk_size`, `memory_budget`: tokens per chunk, and bytes of the V-wide buffers that limit it
 
     If `weight_grad_buffer` (fp32 [V, D], e.g. Megatron's `main_grad`) is given, dW is accumulated into it. For a
     vocabulary-parallel head pass a DTensor with Shard(0), or the local rows and `group=`; every rank returns

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -261,8 +262,26 @@ def embedded_smollm2() -> Path | None:
 
 def tokenizer_adds_bos(tokenizer: Any) -> bool:
     """Whether the tokenizer puts a BOS in front of "a"; tokenizer classes have no common flag for it."""
+    if getattr(tokenizer, "bos_token_id", None) is None:
+        return False
     ids = tokenizer("a").input_ids
-    return tokenizer.bos_token_id is not None and len(ids) > 0 and ids[0] == tokenizer.bos_token_id
+    return len(ids) > 0 and ids[0] == tokenizer.bos_token_id
+
+
+def tokenizer_size(tokenizer: Any) -> int | None:
+    """Tokens that the tokenizer knows; None without a tokenizer, or if it has no length."""
+    return len(tokenizer) if hasattr(tokenizer, "__len__") else None
+
+
+def decoded(tokenizer: Any, ids: list[int]) -> str:
+    """The text of token ids as it is, by a tokenizer of transformers or by any other `decode(ids)`."""
+    taken: Mapping[str, inspect.Parameter]
+    try:
+        taken = inspect.signature(tokenizer.decode).parameters
+    except ValueError:  # not written in Python
+        taken = {}
+    cleans_up = "clean_up_tokenization_spaces" in taken or any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    return str(tokenizer.decode(ids, **({"clean_up_tokenization_spaces": False} if cleans_up else {})))
 
 
 def _require_transformers() -> None:

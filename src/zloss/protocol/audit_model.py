@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from zloss.audit.checkpoint.config import AuditConfig
+from zloss.audit.loss.run import LOG_V
 from zloss.console import choose_progress
 from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError, UnknownNameError
@@ -47,7 +48,7 @@ def audit_model(
     logit_scale: float = 1.0,
     softcap: float | None = None,
     coef: float = 1e-4,
-    target: float | None = None,
+    target: float | str | None = None,
     logits: LogitStorage = "bf16",
     name: str | None = None,
     thresholds: Thresholds | None = None,
@@ -61,10 +62,11 @@ def audit_model(
     receives; `logit_scale` and `softcap` if z = softcap·tanh(s(Wu + b)/softcap). The head counts as tied if an `nn.Embedding` of
     the model has the same weight.
     `tokens`: ids [B, N + 1], N predictions in each row, or `zloss.validation_blocks(file, tokenizer)`. Without them the files
-    `texts` are read through `tokenizer`, a loaded one or its name; by default the text that ships with Python. Without a
-    tokenizer the page shows token ids instead of text.
-    `coef`, `target`, `logits`: λ, c (None: log V) and the precision of stored logits in your training. `name` is shown as
-    the name of the model. `options` are further fields of `AuditConfig`: `blocks`, `block_size`, `gradient_blocks`,
+    `texts` are read through `tokenizer`, one of transformers or its name; by default the text that ships with Python. With
+    `tokens`, `tokenizer` only turns ids into the text on the page: any object with `decode(list of ids) -> str` will do, and
+    without one the page shows ids.
+    `coef`, `target`, `logits`: λ, c (None or "log_v": log V) and the precision of stored logits in your training. `name` is
+    shown as the name of the model. `options` are further fields of `AuditConfig`: `blocks`, `block_size`, `gradient_blocks`,
     `valid_vocab`, …
 
     Scaling: gradients are mean-reduced over the predictions of the first `gradient_blocks` rows or blocks.
@@ -91,10 +93,15 @@ def audit_model(
         raise InputError(f"`head` and `hidden_of` only apply to a model in memory, but {model!r} is a name.")
     if path is not None and not isinstance(tokenizer, (str, type(None))):
         raise InputError("`tokenizer` is expected to be a folder or Hugging Face id if the model is given by name.")
+    if isinstance(target, str):
+        if target not in LOG_V:
+            raise InputError(f"`target` is expected to be a number, 'log_v' (c = log V) or None, but got {target!r}.")
+        target = None
     if isinstance(model, nn.Module):
         loaded = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         if tokens is None and loaded is None:
             raise InputError("a model in memory needs `tokens`, ids [B, N + 1], or a `tokenizer` for a text.")
+        _check_tokenizer(loaded, reads_text=tokens is None)
         checkpoint = checkpoint_in_memory(
             model, head=head, hidden_of=hidden_of, logit_scale=logit_scale, softcap=softcap, tokenizer=loaded, name=name
         )
@@ -124,6 +131,23 @@ def audit_model(
         )
     assert found is not None  # of one process
     return AuditResult(with_decisions(found.report, thresholds=thresholds), found.columns)
+
+
+def _check_tokenizer(tokenizer: Any, *, reads_text: bool) -> None:
+    """A tokenizer turns ids into text; one that also reads text is called like those of transformers."""
+    if tokenizer is None:
+        return
+    kind = type(tokenizer).__name__
+    if not callable(getattr(tokenizer, "decode", None)):
+        raise InputError(
+            "`tokenizer` is expected to be a folder, a Hugging Face id or an object with `decode(list of ids) -> str`, but is "
+            f"a {kind} without `decode`."
+        )
+    if reads_text and not callable(tokenizer):
+        raise InputError(
+            f"`tokenizer` is a {kind}, which can show text but not read it as a tokenizer of transformers does: pass `tokens`, "
+            "ids [B, N + 1]."
+        )
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
-from zloss.decide.stages import DECOMPOSITION, SOURCE, TRANSPORT, usual_range
-from zloss.decide.thresholds import stored_thresholds
+from zloss.decide.consequences import applies, lambda_limit, strongest
+from zloss.decide.recommend import one_digit
+from zloss.decide.stages import DECOMPOSITION, SOURCE, TRANSPORT
+from zloss.decide.thresholds import WHY, stored_thresholds
 from zloss.report.audit_figures import audit_figures, compared_figures
 from zloss.report.document import (
     Block,
@@ -33,11 +37,11 @@ from zloss.report.document import (
     terms,
 )
 from zloss.report.logprobs import logprob_document
-from zloss.report.numbers import coefficient, factor, number, percent, seconds
+from zloss.report.numbers import factor, number, percent, seconds
 from zloss.report.router import findings_document
-from zloss.results.audit import NOT_MEASURED, AuditReport, ExtremeTable, ExtremeToken
+from zloss.results.audit import MAX_SAMPLE, NOT_MEASURED, AuditReport, ExtremeTable, ExtremeToken
 from zloss.results.decision import ActionVerdict, Decision
-from zloss.results.quantities import BY_KEY, HEAD, HEADLINE, NAMES, Definition, symbol
+from zloss.results.quantities import BY_KEY, HEAD, HEADLINE, NAMES, Definition, coefficient, symbol
 from zloss.results.record import to_plain
 
 CAPPED = {
@@ -68,15 +72,18 @@ VERDICTS: dict[bool | None, tuple[Tone, str]] = {
     None: ("open", "not evaluated"),
 }
 """Whether a stage fired → its tone and its word."""
+HARMLESS = "Large, but harmless here: "
+"""Before what fired without a consequence that matters."""
+PAPER = "Z-Loss Backward Geometry in Dense Output Heads and Sparse Routers"
 ADVICE = (
-    " A stage fires when its number passes its threshold. The first line of each stage says whether that matters here."
+    " A stage fires when its number passes its threshold; whether that matters depends on a second number, its measured "
+    "consequence. Every threshold can be set (`zloss report AUDIT --gain-99 15`); each has its reason under Thresholds at the "
+    f"end of the page. Labels such as tab:pretrained refer to the paper “{PAPER}”."
 )
-MATTERS: dict[bool | None, tuple[str, str, Tone]] = {
-    True: ("It matters", "It matters here.", "fired"),
-    False: ("It does not matter", "Too small to matter here.", "quiet"),
-    None: ("Not known", "Its effect is not known.", "open"),
-}
-"""Whether a consequence matters → how its stage says so, how a card does, and the card's tone."""
+MATTERS: dict[bool | None, str] = {True: "It matters", False: "It does not matter", None: "Not known"}
+"""Whether a consequence matters → how its stage says so."""
+SCOPES = {"raw": "head, raw", "centered": "head, centered", "whole_model": "whole model, raw"}
+"""Rows of the gradient ratios."""
 OUTPUT_STAGES = 4
 """The first stages are about the output head: what their actions change is measured on the same text."""
 
@@ -121,9 +128,16 @@ def audit_document(
     ]
     if figures["tails"]:
         said = "Counts are on a logarithmic axis, so that the few tokens at the right end stay visible."
-        document += [heading("Tails over tokens"), Text(said, "lead"), Group("two", tuple(figures["tails"]))]
+        document += [
+            heading("Tails over tokens", "tails", "Tails"),
+            Text(said, "lead"),
+            Group("two", tuple(figures["tails"])),
+        ]
     if figures["spectrum"]:
-        document += [heading("Spectrum of the output head"), Group("two", tuple(figures["spectrum"]))]
+        document += [
+            heading("Spectrum of the output head", "spectrum", "Spectrum"),
+            Group("two", tuple(figures["spectrum"])),
+        ]
     if extremes := [_extreme_tokens(one) for one in report.extreme_tokens if one.tokens]:
         document += [heading("Extreme tokens in context", "tokens", "Tokens"), Group("tabs", tuple(extremes))]
     document += [
@@ -134,7 +148,8 @@ def audit_document(
     ]
     if report.logit_noise is not None and report.logit_noise.rows:
         document += [heading("Log-probabilities from 16-bit logits", "logprobs", "Log-probabilities")]
-        document += logprob_document(report.logit_noise.rows)
+        used = "" if report.planned is None else report.planned.logits
+        document += logprob_document(report.logit_noise.rows, used=used)
     if report.router is not None:
         document += [heading("Routers", "routers"), *findings_document(report.router, layers=True)]
     blocks = [
@@ -142,15 +157,42 @@ def audit_document(
         terms("Corpus", to_plain(report.corpus)),
         terms("Run", to_plain(report.provenance)),
         Terms(tuple((Plain(step), seconds(value)) for step, value in report.timings.items()), "Time"),
-        Terms(tuple((Plain(limit), number(value)) for limit, value in report.thresholds.items()), "Thresholds"),
+        Terms(
+            tuple((Plain(limit), number(value)) for limit, value in ({} if links else report.thresholds).items()),
+            "Thresholds",
+        ),
     ]
-    return [*document, heading("Provenance"), Group("columns", tuple(block for block in blocks if block.items))]
+    return [
+        *document,
+        heading("Provenance", "provenance", "Provenance"),
+        Group("columns", tuple(block for block in blocks if block.items)),
+        # A page of several audits does not repeat the reasons.
+        *(_thresholds(report) if links and report.thresholds else ()),
+    ]
+
+
+def _thresholds(report: AuditReport) -> Document:
+    """Every threshold that was used, with its reason."""
+    columns: Columns = (
+        (Column("threshold", "text"), lambda one: Cell(Plain(one[0]), one[0])),
+        ("value", lambda one: cell(one[1])),
+        (Column("why", "prose"), lambda one: WHY.get(one[0], "")),
+    )
+    shown = table(report.thresholds.items(), columns, name="thresholds", sortable=False)
+    said = "Options of `zloss report` set them, with hyphens: `--shift-noise 0.02`."
+    return [Heading("Thresholds", 3), Text(said, "soft"), shown]
 
 
 def verdict_document(verdict: ActionVerdict, *, reasons: int | None = None) -> Document:
-    """The answer, the first `reasons` why (None: all), what it would change, and how sure it is."""
+    """The answer, the first `reasons` of each kind (None: all), what it would change, and how sure it is."""
     document: Document = [Text(verdict.sentence, "answer", "strong")]
-    for title, sentences in (("Why", verdict.why[:reasons]), ("What it changes", verdict.changes)):
+    trained = verdict.if_trained or ()
+    for title, sentences in (
+        ("Why", [said for said in verdict.why if said not in trained][:reasons]),
+        # The limit of λ comes first.
+        ("If you train with a Z-loss anyway", trained[: None if reasons is None else 1]),
+        ("What it changes", verdict.changes),
+    ):
         items = [Text(sentence, "item") for sentence in sentences if sentence]
         document += [Heading(title, 3), *items] if items else []
     if verdict.confidence:
@@ -163,7 +205,8 @@ def audit_summary(report: AuditReport, *, models: str | None = None, verbose: bo
     document: Document = [Heading(Plain(report.model.name), 1), Text(_facts(report), "facts")]
     if report.verdict is not None:
         # 25 lines in all; the deciding reasons come first.
-        document += verdict_document(report.verdict, reasons=None if verbose else 2 if report.verdict.changes else 4)
+        several = report.verdict.changes or report.verdict.if_trained
+        document += verdict_document(report.verdict, reasons=None if verbose else 2 if several else 4)
     if not verbose:
         more = [Text(sentence) for sentence in (models, *report.notes) if sentence]
         return [*document, *more, Text("All numbers and the decision map: --verbose, or the page.", "soft")]
@@ -196,16 +239,29 @@ def decision_document(decisions: Sequence[Decision], first: Block, models: str |
         names = ", ".join(one.stage for one in together)
         risks = Terms(tuple((one.stage, one.risk) for one in together))
         short = stage_item(decision)
-        name, text = f"Stages {place} to {place + len(others)}", f"{names}: {short.text}"
+        name = f"Stages {place} {'and' if len(others) == 1 else 'to'} {place + len(others)}"
+        text = f"{names}: {short.text}"
         items.append(replace(short, name=name, text=text, body=(risks,)))
     return [first, *([Text(models, "banner")] if models else []), Items(tuple(items))]
 
 
 def stage_item(decision: Decision, *, actions: bool = True) -> Item:
     """A stage in short, with its action where it fired."""
-    tone, word = VERDICTS[decision.fired]
+    tone, word = verdict_word(decision)
     more: tuple[tuple[str, Tone], ...] = ((f"→ {decision.action}", "strong"),) if decision.fired and actions else ()
     return Item(decision.stage, word, tone, decision.reason, more)
+
+
+def verdict_word(decision: Decision) -> tuple[Tone, str]:
+    """The tone and the word for whether a stage fired; a stage that fired harmlessly has no alarming color."""
+    if is_harmless(decision):
+        return "harmless", "fired"
+    return VERDICTS[decision.fired] if applies(decision) else ("open", "not applicable")
+
+
+def is_harmless(decision: Decision) -> bool:
+    """Whether the stage fired and its measured consequence does not matter."""
+    return bool(decision.fired) and decision.consequence is not None and decision.consequence.matters is False
 
 
 def _stage(decision: Decision, place: int) -> Item:
@@ -214,9 +270,11 @@ def _stage(decision: Decision, place: int) -> Item:
     if decision.value is not None:
         named = f" `{decision.threshold_name}`" if decision.threshold_name else ""
         trigger += f": {number(decision.value)}, threshold {number(decision.threshold)}{named}"
-    consequence = decision.consequence
+    consequence, harmless = decision.consequence, is_harmless(decision)
+    # The line of a harmless stage says it already.
+    here = consequence is not None and not harmless and applies(decision)
     facts = (
-        *([("Here", f"{MATTERS[consequence.matters][0]}. {consequence.reason}")] if consequence is not None else []),
+        *([("Here", f"{MATTERS[consequence.matters]}. {consequence.reason}")] if here and consequence else []),
         ("Risk", decision.risk),
         ("Trigger", trigger),
         (
@@ -225,7 +283,7 @@ def _stage(decision: Decision, place: int) -> Item:
         ),
         ("Expect", decision.expected),
         ("Not guaranteed", decision.not_guaranteed),
-        ("Evidence", decision.evidence),
+        ("Evidence in the paper", decision.evidence),
     )
     title = "What the action would change, measured on this text" if place <= OUTPUT_STAGES else "Measured"
     # The λ that meets the budget of R_Z is the same for every stage: it is among the numbers of the gradient.
@@ -244,10 +302,9 @@ def _stage(decision: Decision, place: int) -> Item:
     )
     changes = "; ".join(f"{symbol(one.quantity)} {number(one.before)} → {number(one.after)}" for one in effects)
     short = stage_item(decision)
-    harmless = bool(decision.fired) and consequence is not None and consequence.matters is False
     return replace(
         short,
-        text=f"{short.text} Harmless here." if harmless else short.text,
+        text=f"{HARMLESS}{short.text} {consequence.reason}" if harmless and consequence else short.text,
         name=f"{place}. {decision.stage}",
         more=(*short.more, (changes, "soft")) if decision.fired and changes else short.more,
         body=(Terms(facts), *([measured] if effects else [])),
@@ -256,20 +313,25 @@ def _stage(decision: Decision, place: int) -> Item:
 
 
 def tally(decisions: Sequence[Decision]) -> str:
-    """Counts of verdicts: "4 of 8 stages fired, 0 quiet, 4 not evaluated"."""
+    """Counts of verdicts: "4 of 7 stages that apply fired (3 harmless here), 0 quiet, 3 not evaluated; 1 not applicable"."""
     fired, quiet, unevaluated = (sum(one.fired is state for one in decisions) for state in (True, False, None))
-    return f"{fired} of {len(decisions)} stages fired, {quiet} quiet, {unevaluated} not evaluated"
+    harmless, beside = sum(map(is_harmless, decisions)), sum(not applies(one) for one in decisions)
+    of = f"{fired} of {len(decisions) - beside} stages{' that apply' if beside else ''} fired"
+    of += f" ({'all' if harmless == fired else harmless} harmless here)" if harmless else ""
+    rest = f"; {beside} not applicable" if beside else ""
+    return f"{of}, {quiet} quiet, {unevaluated - beside} not evaluated{rest}"
 
 
 def _facts(report: AuditReport) -> str:
     corpus, model = report.corpus, report.model
     beyond = model.rows_beyond_tokenizer
     facts = (
+        *_origin(report),
         corpus.name,
-        f"{number(corpus.predictions)} predictions in {number(corpus.blocks)} blocks of {corpus.block_size}",
+        f"{number(corpus.predictions)} predictions, {number(corpus.blocks)} blocks of {corpus.block_size}",
         f"PPL {number(report.ppl)}",
         f"V = {number(model.vocab)}, D = {number(model.width)}",
-        *([f"{number(beyond)} rows of V beyond the tokenizer"] if beyond else []),
+        *([f"{number(beyond)} rows beyond the tokenizer"] if beyond else []),
         f"{'tied' if model.tied else 'untied'} head",
         f"c = {number(report.target)}",
         f"λ_diag = {coefficient(report.diag_coef)}",
@@ -277,20 +339,30 @@ def _facts(report: AuditReport) -> str:
     return " · ".join(facts)
 
 
+def _origin(report: AuditReport) -> list[str]:
+    """The file of the checkpoint where its name does not say it, and the dtype in which it stores its weights."""
+    kind, _, place = str(report.model.extra.get("source") or "").partition(":")
+    if kind == "gguf":
+        # Dequantized for the audit; the format of a GGUF file is in its name by convention.
+        format_ = re.search(r"[.-](I?Q\d\w*|TQ\d\w*|BF16|F16|F32)\.gguf$", place, re.IGNORECASE)
+        return [f"`{place}`", f"stored as {format_[1] if format_ else 'GGUF'}"]
+    dtype = "" if report.logit_noise is None else report.logit_noise.saved_dtype
+    return [f"stored in {dtype.replace('bfloat', 'bf').replace('float', 'fp')}"] if dtype else []
+
+
 def remarks(report: AuditReport) -> list[str]:
-    """The λ that meets the R_Z budget, and the notes."""
-    budget, gradient = report.lambda_budget, report.gradient
-    if budget is None or gradient is None or gradient.raw.r_z is None or budget.raw is None or not budget.raw > 0:
+    """How strong the Z gradient is, the one limit of λ, and the notes."""
+    gradient, limit = report.gradient, lambda_limit(report, stored_thresholds(report.thresholds))
+    if gradient is None or gradient.raw.r_z is None:
         return list(report.notes)
-    solved = [value for value in (budget.raw, budget.centered) if value is not None and value > 0]
-    farthest = max(solved, key=lambda value: abs(math.log(value / 1e-4)))
-    centered = "" if budget.centered is None else f", {coefficient(budget.centered)} centered"
-    return [
-        f"At λ = {coefficient(gradient.coef)} the Z gradient of the head is {percent(gradient.raw.r_z)} of the CE gradient; it "
-        f"would be {percent(budget.r_z)}, the budget of R_Z, at λ = {coefficient(budget.raw)} raw{centered} "
-        f"({usual_range(farthest)}).",
-        *report.notes,
-    ]
+    share = percent(gradient.raw.r_z)
+    said = f"At λ = {coefficient(gradient.coef)} the Z gradient of the head alone is {share} of the CE gradient"
+    if gradient.whole_model.r_z is not None:
+        said += f", that of the whole model {percent(gradient.whole_model.r_z)}"
+    if limit is not None and report.planned is not None:
+        solved = coefficient(one_digit(limit[0]))
+        said += f". The limit of λ is {solved}, where the largest of its gradient ratios meets its budget"
+    return [f"{said}.", *report.notes]
 
 
 def head_definition(key: str, report: AuditReport) -> Definition:
@@ -323,19 +395,29 @@ def _card_verdict(key: str, report: AuditReport) -> tuple[str, Tone]:
         return f"Lower is better. It adds {percent(raw / math.log(report.ppl))} to the cross-entropy.", ""
     if key == "r_z" and raw is not None and gradient is not None:
         budget = stored_thresholds(report.thresholds).r_z_budget
-        coef, shares = gradient.coef, [raw, gradient.whole_model.r_z or 0.0]
+        coef, (share, scope) = gradient.coef, max((raw, "head"), (gradient.whole_model.r_z or 0.0, "whole model"))
         if planned is not None and planned.coef:  # the run that the verdict is about
-            coef, shares = planned.coef, [planned.r_z or 0.0, planned.r_z_model or 0.0]
-        beyond = max(shares) > budget
-        said = (
-            f"Higher is stronger. At λ = {coef:g} {'beyond' if beyond else 'within'} the budget of {percent(budget)}."
-        )
-        return said, "fired" if beyond else "quiet"
+            coef, (share, scope) = planned.coef, strongest(planned)
+        beyond = share > budget
+        said = f"At λ = {coefficient(coef)} the Z gradient of the {scope} is {percent(share)} of its CE gradient"
+        where = "beyond" if beyond else "within"
+        return f"Higher is stronger. {said}, {where} the budget of {percent(budget)}.", "fired" if beyond else "quiet"
     found = next((one for one in report.decisions if one.stage == stage), None)
     if found is None or found.consequence is None:
         return "Lower is better.", ""
-    _, said, tone = MATTERS[found.consequence.matters]
-    return f"Lower is better. {said}", tone
+    consequence = found.consequence
+    if consequence.matters:
+        return f"Lower is better. It matters here: {consequence.reason}", "fired"
+    if consequence.matters is None:
+        return "Lower is better. Its effect is not known.", "open"
+    large = bool(found.fired) and key in ("mu_abs_99", "a_p_99")  # the numbers that a stage compares with its threshold
+    if large and key == "a_p_99":
+        return (
+            f"Lower is better. Above {number(found.threshold)}, but the gradient that it amplifies is harmless: next card.",
+            "",
+        )
+    lead = f"Above {number(found.threshold)}, but harmless here" if large else "Harmless here"
+    return f"Lower is better. {lead}: {consequence.reason}", ""
 
 
 def _of_head(report: AuditReport, head: str, key: str) -> float | None:
@@ -387,7 +469,7 @@ def _small_tables(report: AuditReport) -> tuple[Table, ...]:
     why, at = report.reason("gradient") or NOT_MEASURED, "" if budget is None else f" = {number(budget.r_z)}"
     if gradient is not None:
         how = f"{gradient.reduction}-reduced over {gradient.blocks} blocks"
-        why = f"{how} at λ = {coefficient(gradient.coef)}; R_Z is linear in λ."
+        why = f"{how} at λ = {coefficient(gradient.coef)}. The λ of the two head rows are for the head alone: not a limit of λ."
     untied = NOT_MEASURED if report.model.tied else "The head is untied: no input path leads to its gradient."
     no_paths = "" if report.tied_paths is not None else report.reason("tied_paths") or untied
     coarse = "Logits closer than the spacing merge when stored in that format, before any softmax sees them."
@@ -395,7 +477,9 @@ def _small_tables(report: AuditReport) -> tuple[Table, ...]:
     more: Columns = ((solved, lambda name: coefficient(getattr(budget, name, None))),)
     keys = ("row_max_999", "bf16_spacing", "fp16_spacing")
     return (
-        _small("Gradient of the head", gradient, ("r_z", "c_z"), why, ("raw", "centered", "whole_model"), more),
+        _small(
+            "Z gradient relative to CE", gradient, ("r_z", "c_z"), why, ("raw", "centered", "whole_model"), more, SCOPES
+        ),
         _small("Paths into the tied table", report.tied_paths, ("output_norm", "input_norm", "cosine"), no_paths),
         _small("Where stored logits get coarse", report.precision, keys, coarse),
     )
@@ -408,10 +492,11 @@ def _small(
     why: str,
     names: Sequence[str] = ("raw", "centered"),
     more: Columns = (),
+    called: Mapping[str, str] = MappingProxyType({}),
 ) -> Table:
     """The numbers of a section by coordinate, and `why`; nothing but that if there is no section."""
     columns: Columns = (
-        (Column("", "text"), lambda name: name.replace("_", " ")),
+        (Column("", "text"), lambda name: called.get(name, name)),
         *((Column.of(key), lambda name, key=key: cell(getattr(getattr(found, name), key))) for key in keys),
         *more,
     )
@@ -424,7 +509,8 @@ def _sample(report: AuditReport) -> str:
         why = report.reason("figures.geometry")
         return f"No token sample in this report{f': {why}' if why else ''}."
     of = f" of {number(sample.drawn_from)}" if sample.drawn_from else ""
-    return f"{len(sample)} tokens drawn{of}{f': {sample.note}' if sample.note else ''}."
+    how = sample.note.removeprefix(f"at most {MAX_SAMPLE} tokens, ")
+    return f"{len(sample)} tokens drawn{of}{f', {how}' if how else ''}."
 
 
 def _extreme_tokens(extremes: ExtremeTable) -> Table:
@@ -442,6 +528,7 @@ def _extreme_tokens(extremes: ExtremeTable) -> Table:
             ("block", lambda token: Cell(str(token.block), token.block)),
             ("position", lambda token: Cell(str(token.position), token.position)),
         ),
+        stack=True,
         title=EXTREMES.get((extremes.quantity, extremes.coordinate), f"{extremes.quantity}, {extremes.coordinate}"),
         keys=2,
         name="tokens",
@@ -491,7 +578,7 @@ def side_by_side_document(named: Sequence[tuple[str, AuditReport]], *, models: S
 
 
 def _verdict(decision: Decision) -> Cell:
-    tone, word = VERDICTS[decision.fired]
+    tone, word = verdict_word(decision)
     return Cell("" if decision.value is None else number(decision.value), decision.value, tone, word)
 
 

@@ -12,10 +12,10 @@ from typing import Any
 from zloss.report import figures as fig
 from zloss.report.document import Figure
 from zloss.report.figures import CENTERED, LARGEST, RAW, SMALLEST, SOFT, STRONG, TONES
-from zloss.report.numbers import both, coefficient, number, pair
+from zloss.report.numbers import both, number, pair, percent
 from zloss.results.audit import AuditReport, DrawnHistogram, GeometrySample, Quantity
 from zloss.results.options import Coordinate
-from zloss.results.quantities import HEADLINE, NAMES, symbol
+from zloss.results.quantities import HEADLINE, NAMES, coefficient, symbol
 
 HEADS: dict[Coordinate, str] = {"raw": RAW, "centered": CENTERED}
 RAYS = (0.3, 1, 2, 5, 10, 20, 50, 100, 300, 1000)
@@ -64,11 +64,13 @@ def _plane(sample: GeometrySample) -> Figure | None:
         TONES.items(),
         [
             fig.reference((0.0, 0.0), high),
-            _clouds((sample.x_raw, sample.x_centered), (sample.y_raw, sample.y_centered)),
+            *_clouds((sample.x_raw, sample.x_centered), (sample.y_raw, sample.y_centered)),
             *fig.arrow(tail, head, top),
             fig.note((tail + head) / 2, top, "−w̄", dy=14),
         ],
-        f"Each dot is one token's Wᵀp. Centering moves all of them by the same vector −w̄{length} and changes no softmax.",
+        f"Each dot is one token's Wᵀp. Centering moves all of them by the same vector −w̄{length} and leaves "
+        f"every softmax as it is. On average a token moves from {number(tail)} to {number(head)} along w̄: centering "
+        f"{'shortens' if abs(head) < abs(tail) else 'lengthens'} that part of its gradient.",
     )
 
 
@@ -87,10 +89,11 @@ def _low_rank(report: AuditReport, sample: GeometrySample) -> Figure | None:
         "b · The rank-16 part of the gain",
         (fig.axis("exact a²", wide, log=True), fig.axis_of("rank16", high, log=True)),
         TONES.items(),
-        [_clouds(gains, parts, log=True), fig.reference(wide, wide, color=SOFT, dash=(5, 4))],
+        [*_clouds(gains, parts, log=True), fig.reference(wide, wide, color=SOFT, dash=(5, 4))],
         "On the diagonal a token's gain lies wholly in 16 directions of the head."
-        + both(f" Correlation {symbol('rho_16')}: ", raw.rho_16, centered.rho_16)
-        + both(f" Mean share {symbol('f_16')}: ", raw.f_16, centered.f_16),
+        + _conclusion("the mean share in them", raw.f_16, centered.f_16)
+        + both(f" Mean share {symbol('f_16')}: ", raw.f_16, centered.f_16)
+        + both(f" Correlation {symbol('rho_16')}: ", raw.rho_16, centered.rho_16),
         of="rank16",
     )
 
@@ -104,26 +107,47 @@ def _transport(report: AuditReport, sample: GeometrySample) -> Figure | None:
     gains = [u / z for z, u in zip(itertools.chain(*zs), itertools.chain(*us), strict=True) if z > 0]
     rays, labels = [], []
     for gain in (ray for ray in RAYS if gains and min(gains) * 0.7 <= ray <= max(gains) * 1.3):
-        end, at = min(right, top / gain), min(0.96 * right, 0.95 * top / gain)
+        end, at = min(right, top / gain), min(0.96 * right, 0.88 * top / gain)
         rays.append(fig.reference((0.0, end), (0.0, gain * end), color=SOFT, dash=(5, 4)))
-        labels.append(fig.note(at, gain * at, f"{gain:g}"))
-    x, y = f"source at the logits {symbol('logit_source')}", f"source at the hidden state {symbol('delta_u')}"
+        # To the left of its ray, which falls off there.
+        labels.append(fig.note(at, gain * at, f"{gain:g}", dy=-3, dx=-5, align="right", baseline="bottom"))
+    x, y = "norm of the Z source at the logits", "norm at the hidden state"
     return fig.panel(
         "rays",
         "c · From logits to hidden state",
         (fig.axis(x, (0.0, right)), fig.axis(y, (0.0, top))),
         TONES.items(),
-        [*rays, _clouds(zs, us), *labels],
+        [*rays, *_clouds(zs, us), *labels],
         f"Slope is the gain A_p; rays mark constant gains. {symbol('diag_coef')} = {coefficient(report.diag_coef)}."
+        + _conclusion("the gain of the tail", report.heads.raw.a_p_99, report.heads.centered.a_p_99)
+        + _conclusion(
+            "what reaches the hidden state (p99)", report.heads.raw.delta_u_99, report.heads.centered.delta_u_99
+        )
         + both(f" {symbol('a_p_99')}: ", report.heads.raw.a_p_99, report.heads.centered.a_p_99),
         of="delta_u",
     )
 
 
-def _clouds(xs: Sequence[fig.Values], ys: Sequence[fig.Values], *, log: bool = False) -> fig.Spec:
+def _clouds(xs: Sequence[fig.Values], ys: Sequence[fig.Values], *, log: bool = False) -> list[fig.Spec]:
     """The tokens, raw and centered."""
     found = zip((RAW, CENTERED), xs, ys, strict=True)
-    return fig.dots([fig.curve(name, x, y, log_x=log, log_y=log) for name, x, y in found if x])
+    return [
+        fig.dots([fig.curve(name, x, y, log_x=log, log_y=log)], hollow=name == CENTERED) for name, x, y in found if x
+    ]
+
+
+def _conclusion(what: str, raw: float | None, centered: float | None) -> str:
+    """What centering does to a number of a figure, as a sentence; nothing if one of the two is missing.
+
+    >>> _conclusion("the gain", 2.0, 3.0), _conclusion("the gain", 2.0, 2.001), _conclusion("the gain", None, 1.0)
+    (' Centering raises the gain by 50 %.', ' Centering leaves the gain as it is.', '')
+    """
+    if not raw or centered is None:
+        return ""
+    change = centered / raw - 1
+    if abs(change) < 5e-3:  # as on the cards
+        return f" Centering leaves {what} as it is."
+    return f" Centering {'raises' if change > 0 else 'lowers'} {what} by {percent(abs(change))}."
 
 
 def _beyond(samples: Iterable[Sequence[float]]) -> float:
@@ -174,7 +198,11 @@ def _tail(report: AuditReport, quantity: Quantity, key: str) -> Figure | None:
     floor, top = max(min(present) * 0.7, SMALLEST), max(min(max(present) * 1.8, LARGEST), 10 * SMALLEST)
     wide, log = _tail_domain(edges)
     values = {name: getattr(getattr(report.heads, name), key) for name in counted}
-    layers = [part for name in counted for part in fig.steps(HEADS[name], counted[name].edges, heights[name], floor)]
+    layers = [
+        part
+        for name in counted
+        for part in fig.steps(HEADS[name], counted[name].edges, heights[name], floor, dashed=name == "centered")
+    ]
     marked = {HEADS[name]: value for name, value in values.items() if value is not None and wide[0] <= value <= wide[1]}
     quantile = "p99.9" if key.endswith("999") else "p99"
     return fig.panel(
@@ -186,7 +214,13 @@ def _tail(report: AuditReport, quantity: Quantity, key: str) -> Figure | None:
         ),
         ((HEADS[name], TONES[HEADS[name]]) for name in counted),
         [*layers, *([fig.rules(marked)] if marked else [])],
-        f"Dashed: {quantile}" + both(", ", values.get("raw"), values.get("centered")),
+        f"Upright lines: {quantile}"
+        + both(", ", values.get("raw"), values.get("centered"))
+        + (
+            " Centered, it is rounding and not drawn."
+            if quantity == "shift"
+            else _conclusion("it", values.get("raw"), values.get("centered"))
+        ),
         of=quantity,
         height=210,
     )
@@ -263,15 +297,22 @@ def spectrum_figures(report: AuditReport) -> list[Figure]:
         key: str, title: str, label: str, columns: dict[str, tuple[float, ...]], domain: fig.Domain, caption: str
     ) -> Figure:
         log = key == "sigma"
-        rows = [fig.curve(name, range(1, len(ys) + 1), ys, log_y=log) for name, ys in columns.items() if ys]
+        rows = [
+            fig.curve(name, range(1, len(ys) + 1), ys, log_y=log, dash=name == CENTERED)
+            for name, ys in columns.items()
+            if ys
+        ]
         axes = fig.axis(label, ranks, log=True), fig.axis_of(key, domain, log=log)
-        layers = [fig.reference((LOW_RANK, LOW_RANK), domain), fig.lines(rows, points=7)]
+        layers = [fig.reference((LOW_RANK, LOW_RANK), domain), fig.lines(rows)]
         return fig.panel(
             key, title, axes, ((name, TONES[name]) for name in sigmas), layers, caption, of=key, height=240
         )
 
-    first = f"{symbol('sigma_1')}: {pair(raw.sigma_1, centered.sigma_1)}. Method: {method}."
-    gathered = f"{symbol('e_16')} (line): {pair(raw.e_16, centered.e_16)}."
+    first = (
+        f"{symbol('sigma_1')}: {pair(raw.sigma_1, centered.sigma_1)}.{_conclusion('it', raw.sigma_1, centered.sigma_1)}"
+    )
+    first += f" Method: {method}."
+    gathered = f"{symbol('e_16')} (line): {pair(raw.e_16, centered.e_16)}.{_conclusion('it', raw.e_16, centered.e_16)}"
     return [
         drawn("sigma", "Singular values of the head", "index i", sigmas, high, first),
         drawn("energy", "Energy in leading directions", "first i directions", shares, (0.0, 1.0), gathered),

@@ -56,6 +56,11 @@ METHOD = (Column("method", "text"), lambda method: Plain(method.label))
 """The column of names."""
 WORDS: dict[str, Tone] = {"accepted": "pass", "rejected": "fired", "holds": "pass", "fails": "fired"}
 """Verdicts and states of their parts that are more than open."""
+VERDICTS = (
+    "Accepted: quality, the quantity the method should lower, and the optimizer all hold; rejected: one fails (“no effect”: "
+    "the quantity did not fall); inconclusive: not enough runs to tell."
+)
+"""What the words of a verdict mean, for the short summary."""
 TWO_COORDINATES = (
     "Tails of raw and of centered logits are not comparable line by line; the paired differences below are in one "
     "coordinate."
@@ -126,6 +131,7 @@ def comparison_summary(comparison: Comparison, *, verbose: bool = True) -> Docum
         return [
             *opening,
             *(Text(sentence, "item") for sentence in decided),
+            *([Text(VERDICTS, "soft")] if comparison.quality.methods else []),
             _means(comparison, keys[:FEW_MEANS], legend=False),
             *map(Text, notes),
             Text(more, "soft"),
@@ -145,11 +151,12 @@ def comparison_page(comparison: Comparison) -> Document:
     """comparison.md: the summary under its title, with how the runs were produced."""
     made: Document = []
     if (provenance := comparison.provenance) is not None:
-        plural = "" if provenance.threads == 1 else "s"
+        plural, minutes = "" if provenance.threads == 1 else "s", round(provenance.seconds / 60)
         made = [
             *(Text(command, "code") for command in provenance.commands),
             Text(
-                f"{provenance.runs} runs in {provenance.seconds / 60:.0f} minutes, training and validation, on "
+                f"{provenance.runs} run{'' if provenance.runs == 1 else 's'} in {minutes} "
+                f"minute{'' if minutes == 1 else 's'}, training and validation, on "
                 f"{provenance.threads} thread{plural}; zloss {provenance.zloss}, torch {provenance.torch}."
             ),
         ]

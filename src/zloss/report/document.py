@@ -15,7 +15,7 @@ from zloss.results.quantities import Definition, define, symbol
 
 Tone = Literal[
     "", "strong", "soft", "code", "raw", "centered",
-    "error", "warning", "note", "pass", "fired", "quiet", "open", "paper",
+    "error", "warning", "note", "pass", "fired", "harmless", "quiet", "open", "paper",
 ]  # fmt: skip
 """How a text looks: a weight, a coordinate, or what a verdict says."""
 
@@ -111,11 +111,13 @@ class Table:
     name: str = ""
     """Its class on a page."""
     sortable: bool = True
+    stack: bool = False
+    """Whether it is `stacked` without sentences."""
 
     @property
     def stacked(self) -> bool:
-        """Whether a narrow page shows its rows as paragraphs: sentences need the width."""
-        return any(column.kind == "prose" for column in self.columns)
+        """Whether a narrow page shows its rows as paragraphs: sentences and many columns need the width."""
+        return self.stack or any(column.kind == "prose" for column in self.columns)
 
 
 @dataclass(frozen=True)

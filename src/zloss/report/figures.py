@@ -114,8 +114,10 @@ def layer(mark: str, rows: Sequence[Spec], encoding: Spec | None = None, **look:
     return made
 
 
-def dots(rows: Sequence[Spec], *, size: float = 9, opacity: float = 0.35) -> Spec:
-    """A cloud of dots per row."""
+def dots(rows: Sequence[Spec], *, size: float = 9, opacity: float = 0.35, hollow: bool = False) -> Spec:
+    """A cloud of dots per row; `hollow` ones are rings, so that two clouds differ by more than their hue."""
+    if hollow:
+        return layer("point", rows, shape="circle", filled=False, size=1.8 * size, opacity=opacity, strokeWidth=0.6)
     return layer("circle", rows, size=size, opacity=opacity)
 
 
@@ -127,7 +129,9 @@ def lines(rows: Sequence[Spec], *, points: float = 0) -> Spec:
     return layer("line", rows, dashed if any(row.get("dash") for row in rows) else None, strokeWidth=1.4, **look)
 
 
-def steps(series: str, edges: Sequence[float], heights: Sequence[float], floor: float) -> list[Spec]:
+def steps(
+    series: str, edges: Sequence[float], heights: Sequence[float], floor: float, *, dashed: bool = False
+) -> list[Spec]:
     """A histogram that stands on `floor`: filled bars, and their outline."""
     shown = [max(height, floor) for height in heights]
     bars = [
@@ -138,7 +142,9 @@ def steps(series: str, edges: Sequence[float], heights: Sequence[float], floor: 
     outline = [{"series": series, "x": list(edges), "y": [*shown, shown[-1]]}]
     return [
         layer("rect", bars, {"x2": {"field": "x2"}, "y2": {"field": "y2"}}, opacity=0.16, strokeWidth=0),
-        layer("line", outline, interpolate="step-after", strokeWidth=1.4, tooltip=None),
+        layer(
+            "line", outline, interpolate="step-after", strokeWidth=1.4, tooltip=None, strokeDash=[4, 2 if dashed else 0]
+        ),
     ]
 
 
@@ -154,9 +160,10 @@ def reference(xs: Sequence[float], ys: Sequence[float], *, color: str = STRONG, 
     return layer("line", rows, {"color": {"value": color}}, strokeWidth=1, strokeDash=list(dash), tooltip=None)
 
 
-def note(x: float, y: float, text: str, *, dy: float = 0) -> Spec:
+def note(x: float, y: float, text: str, *, dy: float = 0, **look: Any) -> Spec:
     """A few letters at a place."""
-    return layer("text", [{"x": x, "y": y}], {"color": {"value": INK}}, text=text, fontSize=12, dy=dy, tooltip=None)
+    rows, color = [{"x": x, "y": y}], {"color": {"value": INK}}
+    return layer("text", rows, color, text=text, fontSize=12, dy=dy, tooltip=None, **look)
 
 
 def arrow(tail: float, head: float, y: float) -> list[Spec]:
@@ -296,7 +303,7 @@ def _vl_convert() -> Any:
 
 SUPERSCRIPTS = str.maketrans("0123456789.", "⁰¹²³⁴⁵⁶⁷⁸⁹·")
 SUBSCRIPTS = dict(zip("aehijklmnoprstuvx0123456789", "ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ₀₁₂₃₄₅₆₇₈₉", strict=True))
-SYMBOL = re.compile(r"(?<![\w.])([A-Za-zΑ-Ωα-ω])(?:_([A-Za-z]+|\d+)(?![\w]))?(?:\^([\d.]*\d))?")
+SYMBOL = re.compile(r"(?<![\w.:])([A-Za-zΑ-Ωα-ω])(?:_([A-Za-zα-ω]+|\d+)(?![\w]))?(?:\^([\d.]*\d))?")
 """One letter, then _sub and ^sup as the paper writes them: P_Z^99.9, δ_u, s_rel, λ_diag."""
 
 

@@ -45,7 +45,7 @@ FIGURE_NAMES = ("gradient_geometry", "tails", "spectrum", "drift_source", "drift
 
 def render_page(results: DecidedResults, *, static: bool = False) -> str:
     """The page under 3 MB: the tokens of the scatter panels are thinned, extremes kept, until it fits."""
-    for share in (1.0, 0.5, 0.25, 0.1, 0.03, 0.0):
+    for share in (1.0, 0.5, 0.25, 0.1, 0.03, 0.01, 0.003, 0.0):
         audits = tuple(thin(report, share) for report in results.audits)
         text = to_page(page_document(replace(results, audits=audits)), page_title(results), static=static)
         if len(text.encode("utf-8", errors="replace")) < MAX_BYTES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zloss.decide.stages import STAGES
 from zloss.errors import InputError
-from zloss.results.quantities import HEAD, LETTERS, QUANTITIES, WORDS, Definition
+from zloss.results.quantities import BY_KEY, EXPLAINED, HEAD, LETTERS, QUANTITIES, WORDS, Definition
 
 Entry = tuple[str, str]
 """What is explained, and the explanation."""
@@ -16,10 +16,10 @@ STAGE_NAMES: tuple[Entry, ...] = tuple(
 def entries(words: tuple[str, ...] = ()) -> list[Entry]:
     """The entries that each word names exactly, else those that have it in their name; an unknown word is an error.
 
-    Without words the letters, the words and the numbers of an output head.
+    Without words the letters, the words, the numbers of an output head and what pages show with them.
     """
     if not words:
-        return [*LETTERS, *WORDS, *map(_entry, HEAD)]
+        return [*LETTERS, *WORDS, *map(_entry, (*HEAD, *map(BY_KEY.__getitem__, EXPLAINED)))]
     found: list[Entry] = []
     for word in words:
         named = _named(word, exact=True) or _named(word, exact=False)
@@ -47,5 +47,5 @@ def _named(word: str, *, exact: bool) -> list[Entry]:
 
 def _entry(quantity: Definition) -> Entry:
     name = quantity.symbol if quantity.symbol == quantity.key else f"{quantity.symbol} ({quantity.key})"
-    unit = f", in {quantity.unit}" if quantity.unit else ""
+    unit = f", {'a share' if quantity.unit == 'share' else f'in {quantity.unit}'}" if quantity.unit else ""
     return name, f"{quantity.hint}{unit}"

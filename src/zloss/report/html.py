@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from html import escape
 from importlib.resources import files
 from itertools import groupby
@@ -34,7 +35,7 @@ from zloss.report.document import (
     Text,
     walk,
 )
-from zloss.report.figures import COLOURS, ON_PAGE, SYMBOL, TONES, drawn, figure_scripts, interactive
+from zloss.report.figures import COLOURS, ON_PAGE, SYMBOL, TONES, drawn, figure_scripts, interactive, plain_symbols
 from zloss.report.glossary import entries
 from zloss.report.numbers import factor, number
 
@@ -122,12 +123,18 @@ def _on_page(colour: str) -> str:
 
 
 def _footer() -> str:
-    terms = "".join(f"<dt>{prose(name)}</dt><dd>{prose(meaning)}</dd>\n" for name, meaning in entries())
+    terms = "".join(f"<dt>{_entry_name(name)}</dt><dd>{prose(meaning)}</dd>\n" for name, meaning in entries())
     more = prose("`zloss glossary WORD` explains every other symbol and key.")
     return (
         "<footer><details><summary>Glossary: what the letters and the numbers mean</summary>"
         f'<dl id="glossary">{terms}</dl><p>{more}</p></details><p>{prose(COORDINATES)}</p></footer>'
     )
+
+
+def _entry_name(name: str) -> str:
+    """A symbol with its key after it; the key is what files have and is shown as it is."""
+    written, opened, key = name.partition(" (")
+    return f"{prose(written)} <code>{escape(key.removesuffix(')'))}</code>" if opened else prose(name)
 
 
 def prose(text: str) -> str:
@@ -226,10 +233,18 @@ def _table(table: Table) -> str:
     rows = "".join(f"<tr>{_cells(table, row)}</tr>\n" for row in table.rows)
     shown = f"<table{_attribute('class', classes)}>{head}<tbody>{rows}</tbody></table>" if rows else ""
     title = f"<h4>{prose(table.title)}</h4>" if table.title else ""
-    note = f'<p class="soft">{prose(table.note)}</p>' if table.note else ""
+    note = _legend_of(table) + (f'<p class="soft">{prose(table.note)}</p>' if table.note else "")
     if table.name == "small":
         return f'<div class="pairs">{title}{shown}{note}</div>'
     return f'{title}<div class="scroll">{shown}</div>{note}'
+
+
+def _legend_of(table: Table) -> str:
+    """What the columns mean, below a table that has no column for it."""
+    if not table.legend or any(column.wide for column in table.columns):
+        return ""
+    meant = "; ".join(f"<b>{prose(entry.symbol)}</b>: {prose(entry.meaning)}" for entry in table.legend)
+    return f'<p class="soft meanings">{meant}.</p>'
 
 
 def _hint(of: Column | Cell) -> str:
@@ -246,7 +261,7 @@ def _cells(table: Table, row: Sequence[Cell | str]) -> str:
         if table.sortable and (column.kind == "number" or cell.value is not None):
             value = f' data-value="{"" if cell.value is None else escape(str(cell.value))}"'
         tag, scope = ("th", ' scope="row"') if place == 0 and not table.sortable else ("td", "")
-        label = _attribute("data-label", column.title if place and table.stacked else "")
+        label = _attribute("data-label", plain_symbols(column.title) if place and table.stacked else "")
         out.append(f'<{tag}{scope} class="{kind}{tone}"{value}{label}{_hint(cell)}>{_cell(cell)}</{tag}>')
     return "".join(out)
 
@@ -354,7 +369,7 @@ def _tabs(tables: Sequence[Table]) -> str:
         for i, table in enumerate(tables)
     )
     panels = "".join(
-        f'<div role="tabpanel"{" hidden" if i else ""}>{_table(Table(table.columns, table.rows, name=table.name))}</div>'
+        f'<div role="tabpanel"{" hidden" if i else ""}>{_table(replace(table, title=""))}</div>'
         for i, table in enumerate(tables)
     )
     return f'<div class="tabs"><div class="tablist" role="tablist">{buttons}</div>{panels}</div>'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zloss.report.document import Cell, Column, Columns, Document, Text, cell, table
-from zloss.report.numbers import MISSING, percent
+from zloss.report.numbers import MISSING, number, percent
 from zloss.results.logprobs import LogprobNoise
 
 CASES = {"storage": "logits", "product": "inputs, head, logits", "operands": "inputs and head"}
@@ -18,6 +18,7 @@ MEANINGS = {
     "on policy": "RMS of δ for tokens that the model itself samples, summed exactly over the vocabulary",
     "KL": "KL divergence of the fp32 from the 16-bit distribution, exact, mean over positions",
     "Σδ": "largest |Σδ| of a block: the log-ratio of a whole sequence",
+    "head": "as it is; centered: with its mean row subtracted; capped at 30: logits 30·tanh(z/30)",
 }
 SHARES = {"tight": "outside_tight", "±1 %": "outside_1", "±5 %": "outside_5"}
 WHAT_IT_IS = (
@@ -28,8 +29,11 @@ WHAT_IT_IS = (
 )
 
 
-def logprob_document(rows: Sequence[LogprobNoise]) -> Document:
-    """What 16-bit logits do to log-probabilities, and what fp32 logits, centering and a soft cap would leave."""
+def logprob_document(rows: Sequence[LogprobNoise], *, used: str = "") -> Document:
+    """What 16-bit logits do to log-probabilities, and what fp32 logits, centering and a soft cap would leave.
+
+    `used`: the format on which a verdict rests.
+    """
 
     def mean(row: LogprobNoise) -> Cell:
         if row.gap.mean is None or row.gap.mean_se is None:
@@ -53,4 +57,21 @@ def logprob_document(rows: Sequence[LogprobNoise]) -> Document:
         ("KL", lambda row: cell(row.kl, 2)),
         ("Σδ", lambda row: cell(max(map(abs, row.gap.sequence_sums), default=None), 3)),
     )
-    return [Text(WHAT_IT_IS, "lead"), table(rows, columns, meanings=MEANINGS, name="numbers")]
+    shown = table(rows, columns, meanings=MEANINGS, name="logprobs", stack=True)
+    return [Text(WHAT_IT_IS, "lead"), *([Text(said)] if (said := _read(rows, used)) else []), shown]
+
+
+def _read(rows: Sequence[LogprobNoise], used: str) -> str:
+    """Which rows the verdict uses, and where centering makes the error larger."""
+    rms: dict[tuple[str, str, str], float | None] = {(row.format, row.case, row.head): row.gap.rms for row in rows}
+    said = []
+    if rms.get((used, "storage", "raw")) is not None:
+        said.append(
+            f"The verdict uses the RMS of the {used} rows in which only the logits are rounded, as it is and centered."
+        )
+    for format_, case in dict.fromkeys((row.format, row.case) for row in rows):
+        raw, centered = rms.get((format_, case, "raw")), rms.get((format_, case, "centered"))
+        if raw is not None and centered is not None and centered > raw:
+            change = f"{number(raw, 3)} → {number(centered, 3)}"
+            said.append(f"Where {CASES[case]} are rounded to {format_}, centering makes the error larger: {change}.")
+    return " ".join(said)

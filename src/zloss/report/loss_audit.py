@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from zloss.decide.stages import inside, remedies_for
+from zloss.decide.stages import REMEDIES, inside, remedies_for
 from zloss.report.document import (
     Cell,
     Column,
@@ -26,7 +26,7 @@ from zloss.report.document import (
 )
 from zloss.report.figures import axis, colour_of, curve, linear_domain, lines, panel
 from zloss.report.numbers import MISSING, number
-from zloss.results.loss_audit import Finding, Identified, LossAudit, SourceError, TargetModelSource
+from zloss.results.loss_audit import Finding, Identified, LossAudit, SourceError, TargetModelSource, Witness
 
 SEVERITIES: dict[str, tuple[Tone, str]] = {
     "error": ("error", "✗"),
@@ -43,6 +43,10 @@ WEIGHTS = {
     "groups": "means of groups",
 }
 """How the weight on CE differs between tokens, in words."""
+OF_THE_REPORT = ("reported_z_value", "reported_z_no_gradient", "reported_z_dtype")
+"""Findings about the Z that is logged, not about what is trained."""
+EXPLAINED_BY = {"forward_backward_mismatch": "zero_gradient_z"}
+"""Finding → the one that explains it where both fire: a Z without a gradient is why value and gradient disagree."""
 SECTIONS = {
     "identified": "Identified",
     "source": "Source against fp64",
@@ -63,7 +67,7 @@ def loss_audit_document(audit: LossAudit) -> Document:
             "verdict",
             (
                 Text(bottom_line(audit)[0], "answer", "strong"),
-                *([Text(remedy)] if (remedy := what_to_do(audit)) else []),
+                *_what_to_do(audit),
                 Text(f"It applies: {headline(audit)}"),
             ),
         ),
@@ -74,24 +78,36 @@ def loss_audit_document(audit: LossAudit) -> Document:
     ]
 
 
-def loss_audit_summary(audit: LossAudit, *, whole: bool = False, elsewhere: str = "the JSON file has them") -> Document:
+def loss_audit_summary(
+    audit: LossAudit,
+    *,
+    whole: bool = False,
+    elsewhere: str = "the JSON file has them",
+    function: str = "",
+    ignore_index: int = -100,
+) -> Document:
     """What a terminal shows: identified objective, source error, the findings, and how many other questions there were.
 
-    `whole` lists every question with its answer; `elsewhere` says where they are otherwise.
+    `whole` lists every question with its answer; `elsewhere` says where they are otherwise. `function` (MODULE:FUNCTION)
+    and `ignore_index` are those of the loss, for the code that reproduces a finding.
     """
     bottom, tone = bottom_line(audit)
     others = _counts(audit)
-    linear = bool(audit.provenance.get("linear"))
+    linear, jax = bool(audit.provenance.get("linear")), "jax" in audit.provenance
+
+    def code_of(witness: Witness) -> str:
+        return witness.code(function=function, linear=linear, jax=jax, ignore_index=ignore_index)
+
     return [
         Heading(Plain(audit.provenance.get("loss", "loss")), 1),
         Text(bottom, "strong", tone),
-        *([Text(remedy)] if (remedy := what_to_do(audit)) else []),
+        *_what_to_do(audit),
         Text(f"It applies: {headline(audit)}"),
         Text(source_line(audit), "soft"),
         *(Text(sentence, "soft") for sentence in target_model_lines(audit)),
         *([findings_table(audit.findings if whole else audit.found, witnessed=whole)] if whole or audit.found else []),
         *(
-            Text(f"# {finding.id}\n{finding.witness.code(linear=linear, jax='jax' in audit.provenance)}", "code")
+            Text(f"# {finding.id}\n{code_of(finding.witness)}", "code")
             for finding in (audit.found if whole else ())
             if finding.witness is not None
         ),
@@ -166,18 +182,38 @@ def bottom_line(audit: LossAudit) -> tuple[str, Tone]:
             counted[word] = f"{len(ids)} {word}{'s' * (len(ids) != 1)} ({', '.join(ids)})"
     listed = ", ".join(counted.values())
     if "error" in counted:
+        if audit.identified.has_z and all(finding.id in OF_THE_REPORT for finding in audit.errors):
+            return f"No errors in what this loss trains, but the Z it reports is wrong: {listed}.", "error"
         return f"Fix this loss before you train with it: {listed}.", "error"
     if counted:
-        return f"This loss trains what it computes, with {listed}.", "warning"
+        return f"No errors in what this loss trains; {listed}.", "warning"
     if audit.identified.has_z is None:
         return "No finding, but what this loss applies could not be identified.", "open"
-    return "No finding: this loss trains what it computes.", "pass"
+    return "No finding: the gradient of this loss matches its value.", "pass"
 
 
-def what_to_do(audit: LossAudit) -> str:
-    """The remedy of every finding in one sentence; empty if there is none."""
-    remedy = remedies_for([finding.id for finding in audit.found])
-    return f"What to do: {inside(remedy)}." if remedy else ""
+def what_to_do(audit: LossAudit) -> list[str]:
+    """One fix per finding, with its id: errors first, and the most serious first among those of one severity.
+
+    A finding that another one explains has no fix of its own; it is named with the other one.
+    """
+    order, known, ids = list(SEVERITIES), list(REMEDIES), {finding.id for finding in audit.found}
+
+    def rank(finding: Finding) -> tuple[int, int]:
+        place = known.index(finding.id) if finding.id in REMEDIES else len(known)
+        return order.index(severity(finding)), place
+
+    fixes = []
+    for finding in sorted(audit.found, key=rank):
+        if EXPLAINED_BY.get(finding.id) not in ids:
+            also = (other for other, cause in EXPLAINED_BY.items() if cause == finding.id and other in ids)
+            fixes.append(f"{', '.join((finding.id, *also))}: {inside(remedies_for([finding.id]))}.")
+    return fixes
+
+
+def _what_to_do(audit: LossAudit) -> list[Text]:
+    fixes = what_to_do(audit)
+    return [Text("What to do:"), *(Text(fix, "item") for fix in fixes)] if fixes else []
 
 
 def severity(finding: Finding) -> str:

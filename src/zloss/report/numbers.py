@@ -28,18 +28,6 @@ def number(value: float | int | None, digits: int = 4) -> str:
     return text.rstrip("0").rstrip(".") if "." in text and float(text.replace(",", "")) == value else text
 
 
-def coefficient(value: float | None) -> str:
-    """A λ: below 0.01 always as a power of ten, so that two of them compare at a glance.
-
-    >>> coefficient(1e-4), coefficient(0.001432), coefficient(0.05)
-    ('10⁻⁴', '1.43×10⁻³', '0.05')
-    """
-    if value is None or not 0 < abs(value) < 1e-2:
-        return number(value, 3)
-    mantissa, power = _scientific(value, 3)
-    return power if mantissa == "1" else f"{mantissa}×{power}"
-
-
 def _scientific(value: float, digits: int) -> tuple[str, str]:
     """Mantissa and power of ten."""
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")

@@ -16,8 +16,8 @@ from zloss.report.document import (
     Text,
     table,
 )
-from zloss.report.numbers import MISSING, coefficient, number
-from zloss.results.quantities import BY_KEY, Definition, define, symbol
+from zloss.report.numbers import MISSING, number
+from zloss.results.quantities import BY_KEY, Definition, coefficient, define, symbol
 from zloss.results.router import MeasuredScale, RouterFindings, RouterScaleTable, RouterTail
 
 SCORING = {

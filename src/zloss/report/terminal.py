@@ -20,11 +20,14 @@ from zloss.report.document import Block, Cell, Column, Group, Heading, Item, Ite
 
 STYLES = {
     "strong": "bold", "soft": "dim", "raw": "", "centered": "", "code": "", "paper": "cyan",
-    "error": "bold red", "warning": "yellow", "note": "cyan", "pass": "green", "fired": "yellow", "quiet": "green", "open": "dim",
+    "error": "bold red", "warning": "yellow", "note": "cyan", "pass": "green", "fired": "yellow", "harmless": "",
+    "quiet": "green", "open": "dim",
 }  # fmt: skip
 TEXTS = {"strong": "bold", "answer": "bold", "soft": "dim", "lead": "", "facts": "dim", "kicker": "dim", "item": ""}
-MARKS = {"fired": "●", "quiet": "●"}
+MARKS = {"fired": "●", "harmless": "●", "quiet": "●"}
 """Before the word of a verdict; ○ where nothing was evaluated."""
+SHORT = {"not evaluated": "open", "not applicable": "n/a"}
+"""Words of verdicts that are too long for their column."""
 WIDE = 120
 """Terminal width, in columns, from which no table column is left out."""
 PADDING = 2
@@ -83,7 +86,7 @@ def _print_items(items: Sequence[Item], console: Console) -> None:
         text = RichText(item.text)
         for line, tone in item.more:
             text.append(f"\n{line}", style=STYLES.get(tone, ""))
-        word = "open" if item.word == "not evaluated" else item.word
+        word = SHORT.get(item.word, item.word)
         grid.add_row(
             RichText(f"{MARKS.get(item.tone, '○')} {word}", style=STYLES[item.tone]), RichText(item.name), text
         )

@@ -64,6 +64,8 @@ class ActionVerdict:
     """How sure: what was measured, and what was assumed."""
     changes: tuple[str, ...] = ()
     """What the action would change, and what it would not."""
+    if_trained: tuple[str, ...] | None = field(default=None, metadata=written_with("if_trained"))
+    """Those of the reasons that say what a Z-loss would do to this model, the limit of λ first; None without any."""
 
 
 @dataclass(frozen=True)

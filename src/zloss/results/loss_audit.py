@@ -40,20 +40,29 @@ class Witness:
         where = f"probe {self.probe!r}, T = {self.shape[0]:,}, V = {self.shape[-1]:,}, {self.dtype}, seed {self.seed}"
         return f"{self.quantity}: {told} ({where})"
 
-    def code(self, *, linear: bool = False, jax: bool = False) -> str:
-        """Python lines that draw the input again and call the loss `my_loss` on it."""
+    def code(self, *, function: str = "", linear: bool = False, jax: bool = False, ignore_index: int = -100) -> str:
+        """Python lines that draw the input again, call the loss on it and print what was measured.
+
+        `function`: the loss as MODULE:FUNCTION or FILE.py:FUNCTION; without it the lines expect a function `my_loss`.
+        """
         tokens, vocab = self.shape[0], self.shape[-1]
         called = "from_jax(my_loss)" if jax else "my_loss"
         hidden = f"torch.eye({tokens}, dtype=torch.{self.dtype}), "
+        avoid = f", avoid={{{ignore_index}}}" if ignore_index >= 0 else ""
+        calls = ("load_function", "loss_of") if function else ("loss_of",)
         lines = (
             "import torch",
+            f"from zloss.audit.loss.calls import {', '.join(calls)}",
             *(["from zloss.audit.loss.jax_loss import from_jax"] if jax else []),
             "from zloss.audit.loss.probes import Space, draw",
-            f"probe = draw({self.probe!r}, Space({vocab}, {vocab}, tokens={tokens}), seed={self.seed})",
-            "target = probe.target_T.where(probe.target_T >= 0, -100)",
+            *([f"my_loss = load_function({function!r})"] if function else []),
+            f"probe = draw({self.probe!r}, Space({vocab}, {vocab}, tokens={tokens}{avoid}), seed={self.seed})",
+            f"target = probe.target_T.where(probe.target_T >= 0, {ignore_index})",
             f"logits = probe.logits_TV.to(torch.{self.dtype}).requires_grad_()",
-            f"value = {called}({hidden + 'logits.T' if linear else 'logits'}, target)",
-            f"value.backward()  # {self.line}",
+            f"value = loss_of({called}({hidden + 'logits.T' if linear else 'logits'}, target))",
+            "value.backward()",
+            'print(f"value {value.item():.6g}, norm of its gradient {logits.grad.norm():.6g}")',
+            f"print({self.line!r})",
         )
         return "\n".join(lines)
 
@@ -222,7 +231,7 @@ class TargetModelSource:
         return self.delta_src is not None and (self.rounding_floor is None or self.delta_src > self.rounding_floor)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LossAudit(ResultRecord):
     """Everything `zloss.audit_loss` found out."""
 
@@ -253,3 +262,19 @@ class LossAudit(ResultRecord):
         A finding written before severities existed counts as an error.
         """
         return tuple(finding for finding in self.found if finding.severity in ("error", None))
+
+    def __repr__(self) -> str:
+        """The loss, its findings and what it applies, in one line."""
+        got, loss = self.identified, self.provenance.get("loss", "a loss")
+        ids = ", ".join(finding.id for finding in self.found)
+        said = f"{len(self.found)} finding{'s' * (len(self.found) != 1)} ({ids})" if ids else "no finding"
+        if got.has_z is None:
+            applied = "what it applies could not be identified"
+        elif not got.has_z:
+            applied = "no Z"
+        else:
+            rounded = None if got.target is None else round(got.target, 6) + 0.0  # 0 and not 1e-14 or -0
+            numbers = (("λ", got.coef), ("c", rounded))
+            named = [f"{name} = {'unknown' if x is None else format(x, '.6g')}" for name, x in numbers]
+            applied = f"{', '.join(named)} [{got.coordinate}]"
+        return f"LossAudit({loss}: {said}; {applied})"

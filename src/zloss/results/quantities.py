@@ -120,6 +120,13 @@ WORDS = (
     ("row-centered head", "W with its mean row subtracted from every row, and b likewise; its logits are z̃"),
     ("gain tail, log-normalizer tail", "A_p^99; P_Z^99.9 = p99.9 of the absolute difference of log Z and log V"),
     ("matched runs", "runs that differ in the method and its coefficient only: same start, data, order, optimizer"),
+    ("accepted", "verdict on a method in matched runs: quality, diagnosed coordinate and optimizer all hold"),
+    (
+        "rejected",
+        "verdict on a method in matched runs: one of these parts fails; a diagnosed coordinate that does not fall fails as "
+        "“no effect”",
+    ),
+    ("inconclusive", "verdict on a method in matched runs: no part fails, but the runs cannot decide all of them"),
     ("arm", "a method with its coefficient, such as Standard at λ = 1e-4, that is trained next to plain cross-entropy"),
     ("tolerance", "how much PPL may rise with a method: 1 % of the PPL of cross-entropy unless stated"),
     (
@@ -129,6 +136,23 @@ WORDS = (
     ("paired difference", "method minus baseline at the same seed, then mean and standard deviation over seeds"),
     ("event", "a step whose gradient norm exceeds a threshold τ; Φ_τ is the share of such steps"),
     ("token-layer mean", "mean over all routing decisions, tokens times layers with a router; s_rel is 1 under it"),
+    (
+        "fired, quiet",
+        "of a stage of the decision map: its number passes its threshold, or does not; its consequence says if that matters",
+    ),
+    (
+        "budget",
+        "the largest R_Z that is advised, `r_z_budget`, 5 % unless set; the limit of λ is where the larger R_Z meets it",
+    ),
+    ("bits of logit precision", "log₂ of the 16-bit error of the raw head over that of the centered head"),
+    (
+        "δ of log-probabilities",
+        "log-probability of a token from 16-bit logits minus that from fp32 logits; e^δ is the probability ratio",
+    ),
+    ("Σδ", "sum of δ over a block: the log-ratio of the whole sequence"),
+    ("on policy", "over tokens that the model itself samples, instead of those of the text"),
+    ("capped at 30", "logits 30·tanh(z/30), a soft cap, for comparison"),
+    ("KL", "Kullback-Leibler divergence of the fp32 from the 16-bit distribution of the next token, in nats"),
     ("block", "a stretch of text of fixed length in which every prediction is counted once"),
 )
 
@@ -490,6 +514,8 @@ NAMES = {
     "e_1": "Energy of the first direction",
 }
 """Plain names of the quantities that cards, figures and findings are about."""
+EXPLAINED = ("r_z", "c_z", "ppl", "ce", "delta_src")
+"""Quantities that the glossary of a page explains in addition to those of the head."""
 HEADLINE = ("mu_abs_99", "p_z_999", "a_p_99", "delta_u_99", "diag_z")
 """The cards of the page, with R_Z after them."""
 QUANTITIES = (
@@ -524,6 +550,20 @@ def plain_name(key: str) -> str:
     ('Common shift (p99 |μ|)', 'E_16')
     """
     return f"{NAMES[key]} ({symbol(key)})" if key in NAMES else symbol(key)
+
+
+def coefficient(value: float | None) -> str:
+    """A λ as it is typed after `--coef`: below 0.01 with an exponent, so that two of them compare at a glance.
+
+    >>> coefficient(1e-4), coefficient(0.001432), coefficient(0.05), coefficient(None)
+    ('1e-4', '1.43e-3', '0.05', '–')
+    """
+    if value is None:
+        return "–"
+    if not 0 < abs(value) < 1e-2:
+        return f"{value:.3g}"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
 
 
 # One quantity has several public spellings: the attribute of `TokenStats` (`gain`), the scalar that trackers show

@@ -90,11 +90,17 @@ def refuse_other_settings(folder: Path, settings: dict[str, Any]) -> dict[str, A
             raise InputError(f"{folder} contains a finished run whose settings are unknown: {error}") from error
         return None
     mine = json.loads(json.dumps(settings))
-    names = [key for key in {**before, **mine} if before.get(key) != mine.get(key)]
+    names = sorted(key for key in {**before, **mine} if before.get(key) != mine.get(key))
     if names:
+
+        def shown(key: str) -> str:
+            values = before.get(key), mine.get(key)
+            plain = not any(isinstance(value, (dict, list)) for value in values) and key != WEIGHTS
+            return f"`{key}`: {values[0]} there, {values[1]} here" if plain else f"`{key}` differs"
+
         raise InputError(
-            f"{folder} contains a run with other settings ({', '.join(sorted(names))} differ): "
-            "choose another folder, or remove that one."
+            f"{folder} contains a run with other settings ({'; '.join(map(shown, names))}): choose another folder (`out` of "
+            "`zloss train`), or remove that one."
         )
     return before
 

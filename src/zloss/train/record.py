@@ -36,7 +36,7 @@ from zloss.head.loss import HeadLossOutput
 from zloss.jobs import Job
 from zloss.models.checkpoint import Checkpoint, weight_fingerprint
 from zloss.models.in_memory import checkpoint_in_memory, evaluating, refuse_shards
-from zloss.models.output_head import check_head, find_head
+from zloss.models.output_head import OutputHead, check_head, find_head
 from zloss.objectives import Objective
 from zloss.optimizer.endpoints import SPIKE, THRESHOLDS
 from zloss.optimizer.recorder import OpenStep, Recorder, StatefulOptimizer
@@ -148,7 +148,7 @@ def record_run(
         data=RecordedData(text_part(blocks, {}), training_data),
         initial_weights=weight_fingerprint(checkpoint.model),
     )
-    return RunRecorder(Path(directory) / config.name, config, checkpoint, objective, blocks, optimizer, chosen)
+    return RunRecorder(Path(directory) / config.name, config, checkpoint, output, objective, blocks, optimizer, chosen)
 
 
 class RunRecorder:
@@ -163,6 +163,7 @@ class RunRecorder:
         folder: Path,
         config: RecordedRun,
         checkpoint: Checkpoint,
+        head: OutputHead,
         objective: Objective,
         blocks: Blocks,
         optimizer: StatefulOptimizer | None,
@@ -172,6 +173,7 @@ class RunRecorder:
         self.metrics: RunMetrics | None = None
         """metrics.json, once the run is finished."""
         self._checkpoint, self._objective, self._blocks, self._options = checkpoint, objective, blocks, options
+        self._head = head
         self._optimizer, self._steps_done = optimizer, 0
         self._writes = first_rank()
         self._recorder = Recorder(())
@@ -240,6 +242,8 @@ class RunRecorder:
             raise InputError("this step has no loss: call `micro_batch` with every output of `head_loss` first.")
         if self._held is None and self._writes:
             raise InputError("the recorder has not been started: use it as a context manager, or call `start` first.")
+        if not self.records:
+            _check_bias(self._head)
         sums_N3 = torch.stack(
             [
                 torch.stack([part.cross_entropy.double(), part.auxiliary.double(), part.stats.valid.sum().double()])
@@ -319,6 +323,18 @@ class RunRecorder:
             self.finish()
         else:
             self.close()
+
+
+def _check_bias(head: OutputHead) -> None:
+    """After the first backward pass: the model adds its bias to the logits, so a loss of these logits has its gradient."""
+    weight, bias = head.weight_VD, head.bias_V
+    if bias is None or not bias.requires_grad or bias.grad is not None or weight.grad is None:
+        return
+    if bool(bias.detach().any()):
+        raise InputError(
+            "the head has a bias that the recorded loss leaves out, because `head.bias` has no gradient: the loss is not that "
+            "of the model, and the bias is not trained. Pass `bias=head.bias` to `head_loss`."
+        )
 
 
 def validation_blocks(

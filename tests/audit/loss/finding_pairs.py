@@ -17,18 +17,7 @@ from torch import Tensor
 
 from tests.audit.loss import faulty, zoo
 from tests.audit.loss.faulty import COEF, EXPECT, VALID_VOCAB, correct, straight_through
-from tests.audit.loss.zoo import (
-    IGNORE,
-    Loss,
-    by_hand,
-    ce,
-    fused_gradient,
-    gradient_of,
-    mean,
-    of,
-    wide,
-    zl,
-)
+from tests.audit.loss.zoo import IGNORE, Loss, by_hand, ce, fused_gradient, gradient_of, mean, of, wide, zl
 
 
 @dataclass(frozen=True)

@@ -660,9 +660,7 @@ FURTHER: dict[str, Case] = {
     "checkpointed": right(checkpointed, "recomputation changes nothing"),
     "namedtuple": right(returns_namedtuple, "the first field is the total", may=REPORTS),
     "dataclass with a loss property": right(
-        lambda z, y: LossRecord(ce(z, y), zl(z, y)),
-        "`.loss` is the sum of the stored parts",
-        may=REPORTS,
+        lambda z, y: LossRecord(ce(z, y), zl(z, y)), "`.loss` is the sum of the stored parts", may=REPORTS
     ),
     "Lightning step": right(lightning_step, "nested metrics beside `loss`"),
     "nanoGPT": right(nanogpt, "ignores −1, returns (logits, loss)", 1e-4, options={"ignore_index": -1}),
@@ -695,11 +693,7 @@ FURTHER: dict[str, Case] = {
         sum_of_sequence_means, "2/T times the sum", 2 * LAMBDA, by=("all", "all"), more={"ce_scale": 2.0}
     ),
     "fairseq smoothing": right(
-        fairseq,
-        "ε/(V − 1), sums",
-        by=("sum", "sum"),
-        more={"label_smoothing": 0.1},
-        formula=fairseq_formula,
+        fairseq, "ε/(V − 1), sums", by=("sum", "sum"), more={"label_smoothing": 0.1}, formula=fairseq_formula
     ),
     "centered by einsum": right(
         centered_by_einsum,
@@ -904,11 +898,7 @@ FURTHER: dict[str, Case] = {
         more={"ce_scale": 0.125},
     ),
     "Z per sequence": odd(
-        z_per_sequence,
-        "the Z sum is over 2, CE over tokens",
-        "denominator_mismatch",
-        coef=5e-5,
-        by=("valid", "sum"),
+        z_per_sequence, "the Z sum is over 2, CE over tokens", "denominator_mismatch", coef=5e-5, by=("valid", "sum")
     ),
     "Megatron without the maximum": odd(
         shifted_by_hand,

@@ -89,7 +89,7 @@ def test_a_word_that_is_no_target_is_answered_with_the_word_that_is() -> None:
 
 def test_the_command_took_only_numbers_for_the_target(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit-loss", f"{script}:right", "--coef", "1e-4", "--target", "log_v"]) == 0
-    assert "No finding: this loss trains what it computes." in capsys.readouterr().out
+    assert "No finding: the gradient of this loss matches its value." in capsys.readouterr().out
     assert main(["audit-loss", f"{script}:right", "--target", "logarithm"]) == 2
     error = capsys.readouterr().err
     assert "--target is expected" in error
@@ -180,7 +180,7 @@ def test_a_clean_loss_printed_a_screen_of_passes(script: Path, capsys: pytest.Ca
     short = capsys.readouterr().out
     assert len(short.splitlines()) < 12
     assert re.search(r"\d+ passed, \d+ not applicable; --verbose prints them\.", short)
-    assert "No finding: this loss trains what it computes." in short
+    assert "No finding: the gradient of this loss matches its value." in short
     assert main([*words, "--verbose"]) == 0
     whole = capsys.readouterr().out
     assert all(one in whole for one in ("zero_gradient_z", "padding_in_log_z", "not_repeatable"))

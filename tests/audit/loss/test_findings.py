@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from zloss.audit.loss import findings
 from zloss.audit.loss.findings import FINDINGS, Evidence
 from zloss.audit.loss.probes import Space, draw
 from zloss.audit.loss.run import audit_loss
+from zloss.cli.main import main
 from zloss.results.loss_audit import Finding, LossAudit, Witness
 
 
@@ -21,8 +24,19 @@ def test_every_finding_has_a_pair() -> None:
     )
 
 
+def test_the_page_says_which_findings_are_warnings() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "audit_loss.md").read_text(encoding="utf-8")
+    (sentence,) = re.findall(r"^(`.*`) are warnings\.$", text, re.MULTILINE)
+    warnings = {id for id, question in FINDINGS.items() if question.severity == "warning"}
+    assert set(re.findall(r"`(\w+)`", sentence)) == warnings, (
+        "name it in the sentence below the table of docs/audit_loss.md"
+    )
+
+
 @pytest.mark.parametrize("id", PAIRS)
-def test_a_loss_has_the_finding_and_it_goes_away_with_its_measurement(id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_has_the_finding_and_it_goes_away_with_its_measurement(
+    id: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pair = PAIRS[id]
     audit = audit_loss(pair.has, **pair.options)
     named = {one.id: one for one in audit.found}
@@ -35,6 +49,8 @@ def test_a_loss_has_the_finding_and_it_goes_away_with_its_measurement(id: str, m
         assert (one.witness is None) == (one.severity == "note"), one
         if one.witness is not None:
             assert differs(one.witness), one
+            exec(one.witness.code(linear=bool(pair.options.get("linear"))), {"my_loss": pair.has})
+            assert capsys.readouterr().out.endswith(f"\n{one.witness.line}\n")
     blind = replace(FINDINGS[id], measure=lambda evidence: Finding(id, "pass", "Nothing was measured."))
     monkeypatch.setitem(findings.FINDINGS, id, blind)
     assert id not in {one.id for one in audit_loss(pair.has, **pair.options).found}
@@ -74,6 +90,33 @@ def test_the_lines_of_a_witness_reproduce_it() -> None:
         witness.measured, rel=1e-9
     )
     assert witness.line in witness.code()
+
+
+def test_the_printed_code_of_a_witness_runs_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It called a `my_loss` that it had not imported, printed nothing, and failed for a loss that returns a tuple."""
+    file = tmp_path / "padded.py"
+    file.write_text(
+        "import torch.nn.functional as F\n\n\n"
+        "def pair(logits, target):\n"
+        "    ce, z = F.cross_entropy(logits, target, ignore_index=0), 1e-3 * logits.logsumexp(-1).square().mean()\n"
+        "    return ce + z, ce.detach()\n"
+    )
+    assert main(["audit-loss", f"{file}:pair", "--ignore-index", "0", "--verbose"]) == 1
+    printed = capsys.readouterr().out
+    lines = [line[2:] for line in printed[printed.index("  # ") :].splitlines()]
+    snippets = "\n".join(lines).split("# ")[1:]
+    assert len(snippets) > 1
+    for snippet in snippets:
+        exec(snippet.partition("\n")[2], {})
+        assert "expected" in capsys.readouterr().out.splitlines()[1]
+
+
+def test_an_audit_prints_in_one_line() -> None:
+    """It printed every field of every check."""
+    assert str(audit_loss(leaky)) == (
+        "LossAudit(the loss 'leaky': 3 findings (all_ignored_nonfinite, denominator_mismatch, ignored_tokens_leak); "
+        "λ = 0.001, c = 0 [raw])"
+    )
 
 
 def test_a_loss_that_refuses_infinite_logits_is_still_checked_on_a_batch_without_targets() -> None:

@@ -47,6 +47,7 @@ OBJECTIVES = {
 }
 
 
+@pytest.mark.usefixtures("few_vocabularies")
 @pytest.mark.parametrize("backend", ["dense", "chunked"])
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_our_head_loss_has_no_finding(name: str, backend: str) -> None:
@@ -54,10 +55,7 @@ def test_our_head_loss_has_no_finding(name: str, backend: str) -> None:
         return lambda h, w, y: zloss.head_loss(h, w, y, objective, reduction=reduction, backend=backend)
 
     audit = audit_loss(
-        loss(OBJECTIVES[name]),
-        off=loss(zloss.CrossEntropy()),
-        per_token=loss(OBJECTIVES[name], "none"),
-        linear=True,
+        loss(OBJECTIVES[name]), off=loss(zloss.CrossEntropy()), per_token=loss(OBJECTIVES[name], "none"), linear=True
     )
     assert audit.found == ()
     assert audit.identified.has_z == (name != "ce")
@@ -87,6 +85,7 @@ def test_our_options_have_no_finding(ours: dict[str, Any], options: dict[str, An
     assert found(lambda z, y: zloss.logits_loss(z, y, zloss.StandardZLoss(1e-3), **ours), **options) == set()
 
 
+@pytest.mark.usefixtures("few_vocabularies")
 @pytest.mark.parametrize("objective", ["ce", "standard"])
 def test_softcap_and_logit_scale_are_recognized(objective: str) -> None:
     capped = audit_loss(lambda z, y: zloss.logits_loss(z, y, OBJECTIVES[objective], softcap=30.0))

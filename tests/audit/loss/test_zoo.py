@@ -42,6 +42,7 @@ def test_the_answer_is_right_or_honestly_open(case: str) -> None:
     assert LossAudit.from_dict(plain).to_dict() == plain
 
 
+@pytest.mark.usefixtures("few_vocabularies")
 @pytest.mark.parametrize("name", CORRECT)
 def test_a_correct_loss_has_no_error_and_no_warning(name: str) -> None:
     loss, truth = CORRECT[name]

@@ -533,18 +533,12 @@ OF_LOGITS: dict[str, tuple[Loss, Answer]] = {
     "cube": (penalty(lambda v: v.abs() ** 3), unexplained("power 3", coef=LAMBDA)),
     "power 1.5": (penalty(lambda v: v.abs() ** 1.5), unexplained("power 1.5", coef=LAMBDA)),
     "one-sided": (ONE_SIDED, unexplained("one-sided", coef=LAMBDA, target=7.3)),
-    "one-sided below": (
-        penalty(lambda v: F.relu(7.3 - v) ** 2),
-        unexplained("one-sided", coef=LAMBDA, target=7.3),
-    ),
+    "one-sided below": (penalty(lambda v: F.relu(7.3 - v) ** 2), unexplained("one-sided", coef=LAMBDA, target=7.3)),
     "Huber": (
         penalty(lambda v: 2 * F.huber_loss(v, torch.full_like(v, 3.0), delta=10.0, reduction="none")),
         unexplained("Huber", coef=LAMBDA, target=3.0, extra={"width": 10.0}),
     ),
-    "smooth L1": (
-        penalty(lambda v: F.smooth_l1_loss(v, torch.zeros_like(v), reduction="none")),
-        unexplained("log Z"),
-    ),
+    "smooth L1": (penalty(lambda v: F.smooth_l1_loss(v, torch.zeros_like(v), reduction="none")), unexplained("log Z")),
     "log cosh": (penalty(lambda v: torch.log(torch.cosh(v / 8))), unexplained("log Z")),
     "variance": (batch_variance, unexplained("variance", coef=LAMBDA)),
     # weights of classes, positions and tokens
@@ -601,10 +595,7 @@ OF_LOGITS: dict[str, tuple[Loss, Answer]] = {
     ),
     "second half only": (second_half_only, exact(ce_weights="position", **SHARED)),
     "top classes in log Z": (z_of(lambda z: z.topk(20, -1).values), cannot_tell()),
-    "targets plus one": (
-        lambda z, y: plain(z, torch.where(valid_of(y), (y + 1) % z.shape[-1], y)),
-        cannot_tell(),
-    ),
+    "targets plus one": (lambda z, y: plain(z, torch.where(valid_of(y), (y + 1) % z.shape[-1], y)), cannot_tell()),
     "three axes, shifted": (three_axes, exact(targets="shifted")),
     "a constant divisor": (
         lambda z, y: plain(z, y) * count_of(y) / 1000,
@@ -670,10 +661,7 @@ OF_LOGITS: dict[str, tuple[Loss, Answer]] = {
     "drops tokens beyond blocks of 512": (drops_last_tokens(512), found("size_dependent", words="no gradient")),
     "counts at most 256": (z_over(lambda y: count_of(y).clamp(max=256)), found("size_dependent", words="λ")),
     "tail of 4096 missing": (tail_missing_in_z(4096), found("size_dependent", words="V = 5,000: ")),
-    "tail of 65536 missing": (
-        tail_missing_in_z(65536),
-        found("size_dependent", words="from 65,536 on are miscounted"),
-    ),
+    "tail of 65536 missing": (tail_missing_in_z(65536), found("size_dependent", words="from 65,536 on are miscounted")),
     "beyond 65536": (z_of(lambda z: z[:, :65536]), found("size_dependent", words="V = 70,001")),
     "chunked, right": (chunked(100), exact()),
     # the same in fp32, where rounding must not be read as structure
@@ -716,10 +704,7 @@ OF_LOGITS: dict[str, tuple[Loss, Answer]] = {
         lambda z, y: ce_sum(z, y) / y.numel() + zl(z, y),
         found("denominator_mismatch", coef=LAMBDA),
     ),
-    "Z of detached logits": (
-        z_of(torch.detach),
-        found("zero_gradient_z", "forward_backward_mismatch", has_z=False),
-    ),
+    "Z of detached logits": (z_of(torch.detach), found("zero_gradient_z", "forward_backward_mismatch", has_z=False)),
     "wrong sign": (
         lambda z, y: ce(z, y) - zl(z, y),
         found("negative_coefficient", coef=-LAMBDA, target_rule="constant"),
@@ -783,10 +768,7 @@ OF_LOGITS: dict[str, tuple[Loss, Answer]] = {
     "count cached by shape": (CountCachedByShape(), unstable("shape")),
     "hardest 60 %": (hardest, exact(ce_weights="token", z_weights="uniform")),
     "hardest 60 %, no Z": (hardest_of(nll), no_z(ce_weights="token")),
-    "hardest 60 % by CE and Z": (
-        hardest_of(rows_of),
-        exact(ce_weights="token", **SHARED),
-    ),
+    "hardest 60 % by CE and Z": (hardest_of(rows_of), exact(ce_weights="token", **SHARED)),
     "rolled mask": (rolled_mask, found("ignored_tokens_leak", coef=LAMBDA)),
     "rolled mask in Z": (z_on(lambda z, y: valid_of(y).roll(1)), found("ignored_tokens_leak", coef=LAMBDA)),
     # denominators in few bits
@@ -796,10 +778,7 @@ OF_LOGITS: dict[str, tuple[Loss, Answer]] = {
     "count of Z in bf16": (z_over(rounded_count(BF16)), found("size_dependent", coef=LAMBDA, words="counted")),
     "count of Z in fp16": (z_over(rounded_count(FP16)), found("size_dependent", coef=LAMBDA, words="counted")),
     # a function without targets
-    "a router's Z-loss": (
-        router_z_loss,
-        exact(ce_denominator="none", z_denominator="all", words="audit_router"),
-    ),
+    "a router's Z-loss": (router_z_loss, exact(ce_denominator="none", z_denominator="all", words="audit_router")),
 }
 OF_A_HEAD: dict[str, tuple[Loss, Answer]] = {
     "head": (linear(), exact()),

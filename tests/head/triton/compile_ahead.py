@@ -1,7 +1,7 @@
 """Compile the row kernels for GPUs that are not here, and print what the compiler says of registers and spills.
 
-Run as a program, without TRITON_INTERPRET: one JSON object per line.
-With `too-wide` for blocks that spill, to show that a spill is seen.
+Run as a program, without TRITON_INTERPRET: one JSON object per line, at last those of blocks that are too wide and spill, to
+show that a spill is seen.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import itertools
 import json
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,5 +99,6 @@ def too_wide() -> Iterator[tuple[str, dict[str, object]]]:
 
 
 if __name__ == "__main__":
-    for target_name, found in too_wide() if "too-wide" in sys.argv else usual():
-        print(json.dumps({"target": target_name, **found}), flush=True)
+    for wide, rows in ((False, usual()), (True, too_wide())):
+        for target_name, found in rows:
+            print(json.dumps({"target": target_name, "too wide": wide, **found}), flush=True)

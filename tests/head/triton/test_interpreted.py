@@ -17,13 +17,20 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed: pip install 'zloss[triton]'")
 
 ROOT = Path(__file__).parents[3]
-CHECKS = sorted(Path(__file__).with_name("interpreted").glob("check_*.py"))
+FOLDER = Path(__file__).with_name("interpreted")
+PROCESSES = {
+    "check_compile": ("check_compile",),
+    "check_kernels": ("check_kernels",),
+    "check_losses": ("check_losses", "check_precision", "check_products", "check_statistics"),
+}
+"""The files that share a process, which takes four seconds to start."""
 
 
-@pytest.mark.parametrize("path", CHECKS, ids=lambda path: path.stem)
-def test_interpreted(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", PROCESSES)
+def test_interpreted(name: str, tmp_path: Path) -> None:
+    paths = [str(FOLDER / f"{stem}.py") for stem in PROCESSES[name]]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", str(path)],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *paths],
         # A compiler cache of its own: a library that a killed process left half-written in the shared one fails to load.
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
         cwd=ROOT,
@@ -35,6 +42,7 @@ def test_interpreted(path: Path, tmp_path: Path) -> None:
     assert "skipped" not in done.stdout, done.stdout
 
 
-def test_there_are_checks() -> None:
-    names = ["check_compile", "check_kernels", "check_losses", "check_precision", "check_products", "check_statistics"]
-    assert [path.stem for path in CHECKS] == names
+def test_every_check_is_in_one_process() -> None:
+    there = sorted(path.stem for path in FOLDER.glob("check_*.py"))
+    assert len(there) == 6
+    assert sorted(stem for stems in PROCESSES.values() for stem in stems) == there

@@ -26,14 +26,7 @@ from zloss_paper.engine.recipe import Overrides
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.training.low_coefficient import GPT2_DIAG as TABLE
 from zloss_paper.training.settings import Arm, TrainingTableConfig
-from zloss_paper.training.table import (
-    column_value,
-    draw_steps,
-    matched_runs,
-    run_notes,
-    run_table,
-    table_of,
-)
+from zloss_paper.training.table import column_value, draw_steps, matched_runs, run_notes, run_table, table_of
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ class AuditConfig(TextOptions):
     def __post_init__(self) -> None:
         check_numbers(self, ("diag_coef",), positive=True)
         check_numbers(self, ("gain_beta", "coef"))
-        if self.target is not None and not math.isfinite(self.target):
+        if self.target is not None and not (isinstance(self.target, (int, float)) and math.isfinite(self.target)):
             raise InputError(f"`target` is expected to be a finite number, but got {self.target!r}.")
         if self.router_coef is not None:
             check_numbers(self, ("router_coef",))

@@ -27,7 +27,7 @@ from zloss.measure.tokens import (
     quantile,
     quantity,
 )
-from zloss.models.checkpoint import DTYPES, Checkpoint, is_offloaded
+from zloss.models.checkpoint import DTYPES, Checkpoint, decoded, is_offloaded, tokenizer_size
 from zloss.models.output_head import OutputHead
 from zloss.models.routers import find_routers
 from zloss.results.audit import (
@@ -130,8 +130,8 @@ def audit_report(
             ),
             valid_vocab=measurement.vocab,
             rows_beyond_tokenizer=None
-            if checkpoint.tokenizer is None
-            else max(0, measurement.head.vocab - len(checkpoint.tokenizer)),
+            if (known := tokenizer_size(checkpoint.tokenizer)) is None
+            else max(0, measurement.head.vocab - known),
         ),
         corpus=replace(corpus_info(corpus, blocks, offset=blocks.offset), predictions=len(columns["ce"])),
         ppl=perplexity(columns),
@@ -289,7 +289,7 @@ def _extreme_tokens(
     def text(ids: Any) -> str:
         if checkpoint.tokenizer is None:
             return " ".join(map(str, ids.tolist()))
-        return str(checkpoint.tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False))
+        return decoded(checkpoint.tokenizer, ids.tolist())
 
     scores = quantity(columns, name, coordinate, measurement)
     assert scores is not None

@@ -28,7 +28,7 @@ from zloss.measure.measurement import (
     resolve_vocab,
 )
 from zloss.measure.tokens import Columns, TokenSample, concatenated, has_plane, token_batches
-from zloss.models.checkpoint import Checkpoint, is_offloaded, load_checkpoint, model_fingerprint
+from zloss.models.checkpoint import Checkpoint, is_offloaded, load_checkpoint, model_fingerprint, tokenizer_size
 from zloss.models.output_head import check_head, find_head, has_graph, hidden_states
 from zloss.results.audit import AuditReport, GradientInfo, LogitNoise, PathNumbers
 from zloss.results.folder import TOKENS_FILE
@@ -230,7 +230,7 @@ def _open(
     with clock("spectrum"), progress.step("spectrum of the head", None):
         measurement = measurement_of(
             head,
-            resolve_vocab(config.valid_vocab, head.vocab, checkpoint.tokenizer and len(checkpoint.tokenizer)),
+            resolve_vocab(config.valid_vocab, head.vocab, tokenizer_size(checkpoint.tokenizer)),
             coef=config.diag_coef,
             gain_beta=config.gain_beta,
             svd=config.svd,

@@ -140,9 +140,10 @@ class BlackBox:
             factor = upstream.to(root).view_as(root) if isinstance(upstream, Tensor) else upstream
             self._guarded((root * factor).sum().backward, arguments)
         before = [*(leaf.detach() for leaf in leaves), self._target(target_T)]
-        grad_TV, hidden_TT = _gradients(leaves, 0.0)[0], None
+        grads, hidden_TT = _gradients(leaves, 0.0), None
+        grad_TV = grads[0]
         if self.linear:
-            grad_TV, hidden_TT = probes.logit_gradients(_gradients(leaves, 0.0))
+            grad_TV, hidden_TT = probes.logit_gradients(grads)
         return Outcome(
             value=float(loss.detach().double().sum()),
             dtype=loss.dtype,
@@ -153,7 +154,7 @@ class BlackBox:
             overwritten=tuple(
                 name
                 for name, was, now in zip(self._names, before, arguments, strict=True)
-                if not torch.equal(was.nan_to_num(), now.detach().nan_to_num())
+                if not _same(was, now.detach())
             ),
             beyond=float(grad_TV[tokens:].norm()),
         )
@@ -259,6 +260,11 @@ def _gradients(leaves: list[Tensor], missing: float) -> list[Tensor]:
     return [grad.detach().to("cpu", torch.float64) for grad in grads]
 
 
+def _same(was: Tensor, now: Tensor) -> bool:
+    """Whether two tensors are equal, with a NaN equal to a NaN. Copies are only made where something differs."""
+    return torch.equal(was, now) or torch.equal(was.nan_to_num(), now.nan_to_num())
+
+
 def loss_name(function: Callable[..., Any]) -> str:
     """What an audit calls a loss that was given no name."""
     name = getattr(function, "__qualname__", None) or type(function).__name__
@@ -323,6 +329,11 @@ def _refusal(box: BlackBox, space: Space) -> LossCallError | None:
 
 
 # What the loss returned.
+
+
+def loss_of(returned: Any) -> Tensor:
+    """The loss in what a function returned: a tensor, or the part of a tuple, mapping or object that an audit would take."""
+    return _read_output(returned, "the loss", 2)[0]
 
 
 def _read_output(returned: Any, name: str, logits_entries: int) -> tuple[Tensor, dict[str, Any]]:

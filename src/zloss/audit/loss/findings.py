@@ -312,7 +312,7 @@ def low_precision_source(e: Evidence) -> Finding:
         )
     if (other := _in_16_bits(e)) is not None:
         return other
-    note = f"; up to {floor:.2g} of it is the rounding of the total gradient" if floor > 1e-3 else ""
+    note = f"; rounding of the whole gradient alone could cause up to {floor:.2g}" if floor > 1e-3 else ""
     if source.bf16_inputs is not None:
         stored = " (it stores bf16 logits)" if source.bf16_inputs > BF16_STORED else ""
         note += f"; with bf16 hidden and weight its dW is off by {source.bf16_inputs:.2g}{stored}"
@@ -819,7 +819,13 @@ def reported_z_value(e: Evidence) -> Finding:
             f"The reported Z (`{z.name}`) is {what} only on batches without ignored tokens: with ignored tokens it is "
             f"{said:.4g}, and {over_valid:.4g} over the tokens that are trained.",
             said / over_valid if over_valid else None,
-            replace(witness, measured=said, expected=over_valid, quantity=f"`{z.name}` with tokens ignored"),
+            replace(
+                witness,
+                measured=said,
+                expected=over_valid,
+                probe="half ignored",
+                quantity=f"`{z.name}` with tokens ignored",
+            ),
         )
     if z.role == "z":
         return passed(f"The reported Z (`{z.name}`) is the one that is trained.", 1.0)

@@ -49,8 +49,8 @@ def audit_loss(
     """Identify λ, c, coordinate and denominators of `fn` from its gradients, and run every check of the audit on it.
 
     `fn(logits, target)`, or with `linear` `fn(hidden, weight, target)`, returns a scalar, a tuple whose first item is
-    the loss, or an object with `.loss`; a second item, `.z_loss` or `.auxiliary` is the Z it reports. `off` is the same
-    loss with its Z switched off, `per_token` its reduction="none" variant, `expect` what the user believes
+    the loss, or an object with `.loss`; other values, such as the Z it reports, are recognized by their numbers. `off` is the
+    same loss with its Z switched off, `per_token` its reduction="none" variant, `expect` what the user believes
     (`coef`, `target`, `coordinate`, `denominator`, ...; a `target` of "log_v" or None is c = log V).
     With `jax` the functions are of JAX arrays, and their gradients come from `jax.vjp`.
     `logits` and `target` are where Δ_src is measured;

@@ -41,7 +41,7 @@ def tensors(tokens: int = TOKENS) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_opcheck(dtype: torch.dtype) -> None:
-    logits, hidden, weight, target = tensors()
+    logits, _, weight, target = tensors()
     logits = logits.detach().to(dtype)
     index = torch.where(target >= 0, target, -1)
     rows = [torch.rand(TOKENS) for _ in range(4)]
@@ -51,12 +51,19 @@ def test_opcheck(dtype: torch.dtype) -> None:
     check(ops.row_source, (logits, rows[0], index, *rows[1:], *shape, True, dtype))
     check(ops.row_loss, (logits.requires_grad_(), rows[0], rows[0], index, *rows[1:], *shape))
     check(ops.row_projection, (logits.detach(), rows[0], weight.detach(), 1.3, None, 4, "auto", None))
+
+
+def test_opcheck_of_products() -> None:
+    """These have dtypes of their own."""
+    logits, hidden, weight, _ = tensors()
+    row = torch.rand(TOKENS)
+    check = torch.library.opcheck
     narrow = weight.detach().bfloat16()
-    row_max = 1.3 * logits.detach().float().amax(dim=1)  # E is stored in fp16, which holds no exp(z − m) far above 1
+    row_max = 1.3 * logits.detach().amax(dim=1)  # E is stored in fp16, which holds no exp(z − m) far above 1
     check(ops.row_projection, (logits.detach(), row_max, narrow, 1.3, None, 4, "operand", None))
-    check(ops.exp_rows_, (logits.detach().float(), rows[0], 5.0))
+    check(ops.exp_rows_, (logits.detach().clone(), row, 5.0))
     out = torch.empty(TOKENS, VOCAB, dtype=torch.bfloat16)
-    check(ops.narrow_exp_, (logits.detach().float(), out, rows[0], 1.0, 1.0, 5.0))
+    check(ops.narrow_exp_, (logits.detach().clone(), out, row, 1.0, 1.0, 5.0))
     check(add_product_, (torch.rand(3, 5), torch.rand(3, 4).bfloat16(), torch.rand(4, 5).bfloat16(), 1.0, 0.5))
     check(with_gradient, (torch.rand(()), weight, torch.rand_like(weight)))
     check(with_gradient, (torch.rand(TOKENS, requires_grad=True), hidden, torch.rand_like(hidden)))
@@ -65,10 +72,10 @@ def test_opcheck(dtype: torch.dtype) -> None:
 def compare(step: Callable[..., Tensor], *leaves: Tensor, backend: str = "aot_eager", rtol: float = 1e-5) -> None:
     """Value and gradients with and without the compiler, in one graph; bf16 gradients may differ by an ulp."""
     compiled = torch.compile(step, fullgraph=True, backend=backend)
-    eager = step(*leaves)
-    assert torch.allclose(compiled(*leaves), eager, rtol=1e-6)
+    eager, found = step(*leaves), compiled(*leaves)
+    assert torch.allclose(found, eager, rtol=1e-6)
     upstream = torch.rand_like(eager)
-    got = torch.autograd.grad(compiled(*leaves), leaves, upstream)
+    got = torch.autograd.grad(found, leaves, upstream)
     want = torch.autograd.grad(eager, leaves, upstream)
     for mine, truth in zip(got, want, strict=True):
         assert torch.allclose(mine, truth, rtol=rtol, atol=1e-6)

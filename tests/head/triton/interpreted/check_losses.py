@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import inspect
 
 import pytest
@@ -254,6 +255,27 @@ def test_a_rank_without_rows_sends_as_many_numbers_as_the_others() -> None:
             assert relative_error(found.loss, whole.loss) < FP32
 
     forked_ranks(2, on_rank)
+
+
+if importlib.util.find_spec("liger_kernel") is not None:
+
+    @pytest.mark.parametrize("reduction", ["mean", "sum"])
+    def test_the_setting_of_liger_that_explain_names_is_the_same_loss(reduction: str) -> None:
+        """Its kernel, interpreted on the CPU; with ignored tokens."""
+        from liger_kernel.transformers.functional import liger_cross_entropy
+
+        objective = zloss.StandardZLoss(0.02, target=0.0)
+        setting = zloss.explain(objective, vocab=40)["Liger"].setting
+        assert setting is not None
+        name, value = setting.split("=")
+        torch.manual_seed(0)
+        logits, target = 3 * torch.randn(6, 40), torch.tensor([3, -100, 5, 0, -100, 39])
+        ours = zloss.logits_loss(logits, target, objective, reduction=reduction, backend="dense")
+        theirs = liger_cross_entropy(
+            logits.clone(), target, reduction=reduction, return_z_loss=True, **{name: float(value)}
+        )
+        torch.testing.assert_close(theirs.loss, ours.loss, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(theirs.z_loss, ours.auxiliary, rtol=1e-5, atol=1e-6)
 
 
 MUTATIONS = {

@@ -14,12 +14,7 @@ from zloss.head import triton as ops
 BF16 = torch.bfloat16
 OPTIONS = {
     "plain": {},
-    "bias, ignored, padding, scale": {
-        "with_bias": True,
-        "with_ignored": True,
-        "valid_vocab": 41,
-        "logit_scale": -1.75,
-    },
+    "bias, ignored, padding, scale": {"with_bias": True, "with_ignored": True, "valid_vocab": 41, "logit_scale": -1.75},
     "softcap": {"softcap": 3.0, "logit_scale": 2.0, "with_bias": True},
     "per token": {"reduction": "none", "with_weights": True},
 }
