@@ -91,7 +91,7 @@ def test_two_methods_and_two_seeds_get_a_verdict(tmp_path: Path, capsys: pytest.
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["ce-0-s1", "ce-0-s2", "standard-0.03-s1", "standard-0.03-s2"]
     assert main(["compare", str(tmp_path)]) == 0
-    assert "standard" in capsys.readouterr().out
+    assert "Standard" in capsys.readouterr().out
     comparison = json.loads((tmp_path / "comparison.json").read_text())
     (verdict,) = comparison["quality"]["methods"]
     assert verdict["verdict"] in ("accepted", "rejected", "inconclusive")

@@ -6,6 +6,7 @@ import json
 import math
 import sqlite3
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,14 @@ def test_scalars_come_back_from_every_tracker_and_an_alert_from_those_that_have_
     (metric,) = [path for path in (tmp_path / "mlruns").rglob("z") if path.parent.name == "zloss"]
     assert [float(line.split()[1]) for line in metric.read_text().splitlines()] == pytest.approx(wanted)
     (base,) = (tmp_path / "trackio").glob("*.db")
-    with sqlite3.connect(base) as database:
-        rows = [json.loads(row[0]) for row in database.execute("select metrics from metrics")]
-        alerts = list(database.execute("select title, text, level from alerts"))
+    rows: list[Any] = []
+    alerts: list[Any] = []
+    deadline = time.monotonic() + 60
+    while not (len(rows) >= len(wanted) and alerts) and time.monotonic() < deadline:  # a thread of trackio writes them
+        time.sleep(0.1)
+        with sqlite3.connect(base) as database:
+            rows = [json.loads(row[0]) for row in database.execute("select metrics from metrics")]
+            alerts = list(database.execute("select title, text, level from alerts"))
     assert [row["train/zloss/z"] for row in rows if "train/zloss/z" in row] == pytest.approx(wanted)
     alert = ("zloss: nonfinite", "step 1: not finite: fp16_margin.")
     assert alerts == [(*alert, "warn")]
