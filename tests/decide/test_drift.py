@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.decide.made_up_drift import evaluated, kept, made_up_drift, made_up_run
-from zloss.decide.drift import DriftLimits, matters_not
+from zloss.decide.drift import DriftLimits, within_audit_limit
 from zloss.errors import InputError
 from zloss.results.drift import Drift, Movement
 
@@ -69,7 +69,7 @@ def test_what_moved_with_ce_has_a_name_a_meaning_and_the_limit_of_an_audit() -> 
     assert shift.after > log_v
     assert f"beyond the limit of {log_v:.3g};" in said
     small = made_up_drift([0.5, 2, 2], [3.0, 2.8, 2.6])
-    assert matters_not(movement(small), 512)
+    assert within_audit_limit(movement(small), 512)
     assert f"within the limit of {log_v:.3g}, so it does not matter" in small.finding
 
 

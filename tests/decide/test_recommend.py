@@ -304,8 +304,8 @@ def test_a_confirmed_z_loss_contradicted_the_audit_that_found_nothing_that_matte
     assert found.verdict is not None
     assert found.verdict.action == "train"
     assert found.verdict.sentence == (
-        "Factorized Z-loss at λ = 1e-3 passed, but nothing measured in this model calls for it: the audit's verdict is that "
-        "nothing needs to be done. Its penalty is on the mean logit (λ_μ, toward c_μ = 0) and on log Z − mean logit (λ_rel, "
+        "Factorized Z-loss at λ = 1e-3 passed, but nothing measured in this model calls for it: no consequence measured in "
+        "its audit reaches its limit. Its penalty is on the mean logit (λ_μ, toward c_μ = 0) and on log Z − mean logit (λ_rel, "
         "toward c_rel = log V), both 1e-3."
     )
     assert nothing_calls_for_it(found)

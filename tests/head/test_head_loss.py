@@ -575,12 +575,13 @@ def test_the_norm_of_p_over_a_long_vocabulary_is_as_exact_as_a_sum(vocab: int) -
 
 def test_likely_mistakes_name_their_fix() -> None:
     head, target, objective = torch.nn.Linear(6, 17), torch.tensor([1, 2, -100]), zloss.CenteredZLoss(0.1)
+    module: Any = head
     with pytest.raises(
         errors.DtypeError, match=r"a tensor, but got Linear: pass `head.weight` .and `bias=head.bias`.\."
     ):
-        zloss.head_loss(torch.randn(3, 6), head, target, objective)  # type: ignore[arg-type]
+        zloss.head_loss(torch.randn(3, 6), module, target, objective)
     with pytest.raises(errors.DtypeError, match=r"`hidden` is expected to be a tensor, but got Linear\.$"):
-        zloss.head_loss(head, head.weight, target, objective)  # type: ignore[arg-type]
+        zloss.head_loss(module, head.weight, target, objective)
     with pytest.raises(
         errors.ShapeError, match=r"pass `weight.T`. If `hidden` holds logits, use `zloss.logits_loss`.$"
     ):

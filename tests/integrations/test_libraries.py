@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import sys
 from importlib import metadata
+from typing import Any
 
 import pytest
 
@@ -105,7 +106,8 @@ def test_a_missing_library(package: str, statement: str, extra: str) -> None:
         for name in list(sys.modules):
             if name.partition(".")[0] == package or name.startswith("zloss.integrations"):
                 del sys.modules[name]
-        sys.modules[package] = None  # type: ignore[assignment]
+        missing: dict[str, Any] = {package: None}
+        sys.modules.update(missing)
         try:
             exec(statement)
         except ImportError as error:

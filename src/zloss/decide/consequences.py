@@ -241,6 +241,7 @@ def give_verdict(
     if report is not None and (found := mattering.get(SOURCE.name)):
         storage, noise, _ = _noise(report)
         assert noise is not None
+        assert found.value is not None  # a head whose noise falls with centering has a μ
         return ActionVerdict(
             "center",
             f"Center the output head: {storage} logits then perturb a token's log-probability by {noise.centered:.3f} instead "
@@ -248,7 +249,7 @@ def give_verdict(
             (*_reasons([found]), *_findings(decisions, skip=[found])),
             confidence,
             (
-                f"It removes the common shift (p99 |μ| = {found.value:.4g} nats)." if found.value is not None else "",
+                f"It removes the common shift (p99 |μ| = {found.value:.4g} nats).",
                 "It does not change predictions beyond rounding, and needs no training.",
             ),
         )
@@ -411,7 +412,7 @@ def _coefficients(report: AuditReport, limits: Thresholds) -> list[str]:
         return found
     share, scope = strongest(planned)
     limit = lambda_limit(report, limits)
-    if limit is not None and limit[0] < planned.coef * (1 + 1e-9):
+    if limit is not None and limit[0] <= planned.coef * (1 + 1e-9):  # at the limit too, whatever the rounding
         most, why = limit
         said = f"Keep λ at {coefficient(one_digit(most))} or below (for c = {_target(report)}): {why}, too strong."
         found.append(said + (_at_zero(report, most) if planned.target else ""))
@@ -421,30 +422,34 @@ def _coefficients(report: AuditReport, limits: Thresholds) -> list[str]:
         )
         tokens = "" if planned.tokens is None else f" ({planned.tokens:,} tokens)"
         found.append(f"{said}{tokens}: a Z-loss this weak would do nothing.")
-    router, most = planned.router_share, limits.router_share
-    if planned.router_coef and router and router >= most:
-        kept = coefficient(one_digit(planned.router_coef * most / router))
-        found.append(f"Keep λ_R at {kept} or below: that is {_percent(most)} of the CE gradient on the router weights.")
+    router, budget = planned.router_share, limits.router_share
+    if planned.router_coef and router and router >= budget:
+        kept = coefficient(one_digit(planned.router_coef * budget / router))
+        found.append(
+            f"Keep λ_R at {kept} or below: that is {_percent(budget)} of the CE gradient on the router weights."
+        )
     return found
 
 
 def _at_zero(report: AuditReport, most: float) -> str:
     """The limit of λ for c = 0: the Z gradient is proportional to log Z − c, so its RMS for both targets scales the limit."""
-    planned, raw = report.planned, report.heads.raw
-    assert planned is not None
+    raw, log_v = report.heads.raw, report.target
+    c = None if report.planned is None else report.planned.target
     lead = " For c = 0, the target of most codebases,"
-    c = planned.target
-    if c is None or raw.diag_z is None or raw.log_z_mean is None or report.target is None or not report.diag_coef:
-        return f"{lead} the limit is another one: rerun with `--target 0`."
-    second = raw.diag_z / report.diag_coef + report.target * (2 * raw.log_z_mean - report.target)  # E (log Z)²
-    with_c = second - c * (2 * raw.log_z_mean - c)
-    if not (second > 0 and with_c > 0):
-        return f"{lead} the limit is another one: rerun with `--target 0`."
-    ratio = math.sqrt(second / with_c)
-    return (
-        f"{lead} about {coefficient(one_digit(most / ratio))}: log Z − c is {ratio:.2g} times as large (RMS); `--target 0` "
-        "measures it."
-    )
+    if (
+        c is not None
+        and log_v is not None
+        and raw.log_z_mean is not None
+        and raw.diag_z is not None
+        and report.diag_coef
+    ):
+        square = raw.diag_z / report.diag_coef + log_v * (2 * raw.log_z_mean - log_v)  # E (log Z)²
+        from_c = square - c * (2 * raw.log_z_mean - c)  # E (log Z − c)²
+        if square > 0 and from_c > 0:
+            ratio = math.sqrt(square / from_c)
+            lower = coefficient(one_digit(most / ratio))
+            return f"{lead} about {lower}: log Z − c is {ratio:.2g} times as large (RMS); `--target 0` measures it."
+    return f"{lead} the limit is another one: rerun with `--target 0`."
 
 
 def _target(report: AuditReport) -> str:

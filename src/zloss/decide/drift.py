@@ -28,7 +28,7 @@ from zloss.errors import InputError
 from zloss.results.drift import CeChange, Drift, KeptCheckpoint, Movement
 from zloss.results.options import Coordinate
 from zloss.results.provenance import Provenance
-from zloss.results.quantities import NAMES, plain_name, symbol
+from zloss.results.quantities import IN_PASSING, NAMES, plain_name, symbol
 from zloss.results.run_metrics import GAIN, SHIFT, SHIFT_SQUARED, VIOLATION
 
 Floats = NDArray[np.float64]
@@ -269,18 +269,6 @@ def _movement(values: WatchedValues, kept: Sequence[KeptCheckpoint], last_still:
 # Sentences
 
 
-MEANINGS = {
-    "mu_abs_99": "the mean logit, which softmax does not see",
-    "mu_rms": "the mean logit, which softmax does not see",
-    "p_z_999": "how far log Z is from its target",
-    "a_p_99": "how strongly a Z gradient reaches the hidden states",
-    "sigma_1": "the largest singular value of the head",
-    "e_1": "the share of the head's energy in one direction",
-    "r_z": "the Z gradient at the head, relative to that of CE",
-}
-"""What a watched number is, inside a sentence."""
-
-
 def audit_limit(movement: Movement, vocab: int) -> float | None:
     """The value at which an audit begins to ask whether the number matters; None for a number without a limit."""
     limits = Thresholds()
@@ -292,7 +280,7 @@ def audit_limit(movement: Movement, vocab: int) -> float | None:
     return known.get(movement.quantity) if movement.coordinate == "raw" else None
 
 
-def matters_not(movement: Movement, vocab: int) -> bool:
+def within_audit_limit(movement: Movement, vocab: int) -> bool:
     """Whether the number ended within the limit of an audit."""
     limit = audit_limit(movement, vocab)
     return limit is not None and movement.after is not None and movement.after <= limit
@@ -302,12 +290,12 @@ def _described(movement: Movement, vocab: int) -> str:
     """What a number is, how it changed, and whether an audit would ask about it, in a phrase."""
     key, limit = movement.quantity, audit_limit(movement, vocab)
     head = "" if key in SHIFT_KEYS else f" of the {movement.coordinate} head"
-    said = f"{inside(NAMES[key])}{head} ({symbol(key)}, {MEANINGS[key]})"
+    said = f"{inside(NAMES[key])}{head} ({symbol(key)}, {IN_PASSING[key]})"
     if movement.before is not None and movement.after is not None:
         said += f" {movement.before:.4g} → {movement.after:.4g}"
     if limit is None:
         return said
-    small = matters_not(movement, vocab)
+    small = within_audit_limit(movement, vocab)
     return f"{said}, {'within' if small else 'beyond'} the limit of {limit:.3g}{', so it does not matter' if small else ''}"
 
 

@@ -404,6 +404,7 @@ FACTORIZED = (
     "Its penalty is on the mean logit (λ_μ, toward c_μ = 0) and on log Z − mean logit (λ_rel, toward c_rel = log V), both "
     "{coef}."
 )
+NOTHING_MATTERS = "no consequence measured in its audit reaches its limit"
 ON_CHECKPOINT = tuple(stage.name for stage in (SOURCE, DECOMPOSITION, TRANSPORT, PATHWAY))
 
 
@@ -423,17 +424,17 @@ def _power(coef: float) -> str:
 
 def accepted_sentence(method: str, coef: float, stages: Sequence[Decision], accepted: str = "") -> str:
     """What to do with a Z-loss that runs `accepted`: train with it, unless nothing that was measured calls for it."""
-    if not harmless(stages):
+    if not nothing_matters(stages):
         more = f": {accepted}" if accepted else ""
         said = f"Train with {recipe(method, coef)}{more}."
     else:
         name = f"Factorized Z-loss at λ = {_power(coef)}" if method == "factorized" else recipe(method, coef)
-        nothing = "nothing measured in this model calls for it: the audit's verdict is that nothing needs to be done"
+        nothing = f"nothing measured in this model calls for it: {NOTHING_MATTERS}"
         said = sentence(f"{name} passed, but {nothing}")
     return f"{said} {FACTORIZED.format(coef=_power(coef))}" if method == "factorized" else said
 
 
-def harmless(stages: Sequence[Decision]) -> bool:
+def nothing_matters(stages: Sequence[Decision]) -> bool:
     """Whether the consequences of all stages of the checkpoint are known, and none matters."""
     found = [one.consequence for one in stages if one.stage in ON_CHECKPOINT]
     return bool(found) and all(one is not None and one.matters is False for one in found)
@@ -485,7 +486,7 @@ def _not_promised(text: str) -> str:
 def nothing_calls_for_it(found: Recommendation) -> bool:
     """Whether the recommended Z-loss lowered only what it penalizes, in a model where nothing that was measured matters."""
     acts = found.verdict is not None and found.verdict.action == "train"
-    return acts and harmless(found.stages) and not _improves_ce(found)
+    return acts and nothing_matters(found.stages) and not _improves_ce(found)
 
 
 def _verdict_of(found: Recommendation) -> Verdict | None:

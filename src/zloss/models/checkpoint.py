@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.util
-import inspect
 import json
 import os
 import re
@@ -275,13 +274,8 @@ def tokenizer_size(tokenizer: Any) -> int | None:
 
 def decoded(tokenizer: Any, ids: list[int]) -> str:
     """The text of token ids as it is, by a tokenizer of transformers or by any other `decode(ids)`."""
-    taken: Mapping[str, inspect.Parameter]
-    try:
-        taken = inspect.signature(tokenizer.decode).parameters
-    except ValueError:  # not written in Python
-        taken = {}
-    cleans_up = "clean_up_tokenization_spaces" in taken or any(p.kind is p.VAR_KEYWORD for p in taken.values())
-    return str(tokenizer.decode(ids, **({"clean_up_tokenization_spaces": False} if cleans_up else {})))
+    as_it_is = {"clean_up_tokenization_spaces": False} if hasattr(tokenizer, "clean_up_tokenization_spaces") else {}
+    return str(tokenizer.decode(ids, **as_it_is))
 
 
 def _require_transformers() -> None:

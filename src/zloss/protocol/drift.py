@@ -18,7 +18,7 @@ from zloss import __version__
 from zloss.audit.checkpoint.run import run_audit_of
 from zloss.console import Progress, Silent
 from zloss.decide.decision_map import with_decisions
-from zloss.decide.drift import SHIFT_KEYS, DriftLimits, evaluate_drift, matters_not
+from zloss.decide.drift import SHIFT_KEYS, DriftLimits, evaluate_drift, within_audit_limit
 from zloss.decide.intervals import mean_over_tokens
 from zloss.errors import CheckpointError, InputError, first_line
 from zloss.jobs import Job
@@ -181,7 +181,7 @@ def next_command(drift: Drift, config: DriftConfig, folder: Path) -> tuple[str, 
     text += [] if config.corpus is None or config.texts else ["--corpus", config.corpus]
     moved = [one for one in drift.movements if one.state in ("invisible", "with_ce")]
     invisible, vocab = drift.invisible, drift.checkpoints[-1].vocab
-    if all(one.state == "with_ce" and matters_not(one, vocab) for one in moved):
+    if all(one.state == "with_ce" and within_audit_limit(one, vocab) for one in moved):
         return "zloss audit-loss MODULE:FUNCTION", (
             "nothing here calls for a change. If you already use a Z-loss, check that it applies the λ, c and denominator "
             "that you believe it does"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -293,15 +292,15 @@ class _Work:
         """(method, λ, seed) of the runs in the folder, finished or stopped early, that a new plan keeps."""
         if before is None:
             return frozenset()
-        named = named_arms(self.config.methods)
-        keys = {arm.key for arm in (*before.arms, *named)} | {(one.method, one.coef) for one in before.left_out}
-        return frozenset(
-            (*arm.key, seed)
-            for arm in itertools.starmap(Arm, keys)
-            for seed in self.config.seeds
-            for place in (self._run_place(before, arm, seed)[1],)
-            if is_finished(place) or stopped_arm(place, arm) is not None
-        )
+        arms = {arm.key: arm for arm in (*before.arms, *named_arms(self.config.methods))}
+        arms |= {(one.method, one.coef): Arm(one.method, one.coef) for one in before.left_out}
+        kept = set()
+        for arm in arms.values():
+            for seed in self.config.seeds:
+                _, place = self._run_place(before, arm, seed)
+                if is_finished(place) or stopped_arm(place, arm) is not None:
+                    kept.add((*arm.key, seed))
+        return frozenset(kept)
 
     def _say_spent(self, kept: Collection[tuple[str, float, int]]) -> None:
         """What earlier commands on this folder took, which counts towards the budget, and what it saves now."""

@@ -148,8 +148,8 @@ def audit_document(
     ]
     if report.logit_noise is not None and report.logit_noise.rows:
         document += [heading("Log-probabilities from 16-bit logits", "logprobs", "Log-probabilities")]
-        used = "" if report.planned is None else report.planned.logits
-        document += logprob_document(report.logit_noise.rows, used=used)
+        stored = "" if report.planned is None else report.planned.logits
+        document += logprob_document(report.logit_noise.rows, verdict_format=stored)
     if report.router is not None:
         document += [heading("Routers", "routers"), *findings_document(report.router, layers=True)]
     blocks = [

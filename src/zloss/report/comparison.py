@@ -56,7 +56,7 @@ METHOD = (Column("method", "text"), lambda method: Plain(method.label))
 """The column of names."""
 WORDS: dict[str, Tone] = {"accepted": "pass", "rejected": "fired", "holds": "pass", "fails": "fired"}
 """Verdicts and states of their parts that are more than open."""
-VERDICTS = (
+WORDS_OF_VERDICTS = (
     "Accepted: quality, the quantity the method should lower, and the optimizer all hold; rejected: one fails (“no effect”: "
     "the quantity did not fall); inconclusive: not enough runs to tell."
 )
@@ -131,7 +131,7 @@ def comparison_summary(comparison: Comparison, *, verbose: bool = True) -> Docum
         return [
             *opening,
             *(Text(sentence, "item") for sentence in decided),
-            *([Text(VERDICTS, "soft")] if comparison.quality.methods else []),
+            *([Text(WORDS_OF_VERDICTS, "soft")] if comparison.quality.methods else []),
             _means(comparison, keys[:FEW_MEANS], legend=False),
             *map(Text, notes),
             Text(more, "soft"),

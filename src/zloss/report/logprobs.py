@@ -29,10 +29,10 @@ WHAT_IT_IS = (
 )
 
 
-def logprob_document(rows: Sequence[LogprobNoise], *, used: str = "") -> Document:
+def logprob_document(rows: Sequence[LogprobNoise], *, verdict_format: str = "") -> Document:
     """What 16-bit logits do to log-probabilities, and what fp32 logits, centering and a soft cap would leave.
 
-    `used`: the format on which a verdict rests.
+    `verdict_format`: the format that the verdict uses.
     """
 
     def mean(row: LogprobNoise) -> Cell:
@@ -58,16 +58,16 @@ def logprob_document(rows: Sequence[LogprobNoise], *, used: str = "") -> Documen
         ("Σδ", lambda row: cell(max(map(abs, row.gap.sequence_sums), default=None), 3)),
     )
     shown = table(rows, columns, meanings=MEANINGS, name="logprobs", stack=True)
-    return [Text(WHAT_IT_IS, "lead"), *([Text(said)] if (said := _read(rows, used)) else []), shown]
+    return [Text(WHAT_IT_IS, "lead"), *([Text(said)] if (said := _read(rows, verdict_format)) else []), shown]
 
 
-def _read(rows: Sequence[LogprobNoise], used: str) -> str:
+def _read(rows: Sequence[LogprobNoise], verdict_format: str) -> str:
     """Which rows the verdict uses, and where centering makes the error larger."""
     rms: dict[tuple[str, str, str], float | None] = {(row.format, row.case, row.head): row.gap.rms for row in rows}
     said = []
-    if rms.get((used, "storage", "raw")) is not None:
+    if rms.get((verdict_format, "storage", "raw")) is not None:
         said.append(
-            f"The verdict uses the RMS of the {used} rows in which only the logits are rounded, as it is and centered."
+            f"The verdict uses the RMS of the {verdict_format} rows in which only the logits are rounded, as it is and centered."
         )
     for format_, case in dict.fromkeys((row.format, row.case) for row in rows):
         raw, centered = rms.get((format_, case, "raw")), rms.get((format_, case, "centered"))

@@ -514,6 +514,16 @@ NAMES = {
     "e_1": "Energy of the first direction",
 }
 """Plain names of the quantities that cards, figures and findings are about."""
+IN_PASSING = {
+    "mu_abs_99": "the mean logit, which softmax does not see",
+    "mu_rms": "the mean logit, which softmax does not see",
+    "p_z_999": "how far log Z is from its target",
+    "a_p_99": "how strongly a Z gradient reaches the hidden states",
+    "sigma_1": "the largest singular value of the head",
+    "e_1": "the share of the head's energy in one direction",
+    "r_z": "the Z gradient at the head, relative to that of CE",
+}
+"""What a quantity is, in a phrase inside a sentence."""
 EXPLAINED = ("r_z", "c_z", "ppl", "ce", "delta_src")
 """Quantities that the glossary of a page explains in addition to those of the head."""
 HEADLINE = ("mu_abs_99", "p_z_999", "a_p_99", "delta_u_99", "diag_z")

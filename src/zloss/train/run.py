@@ -248,7 +248,7 @@ def _validation_ce(model: nn.Module, blocks: Blocks, config: TrainConfig, accele
         for start in range(0, few.count, config.micro_batch):
             index = slice(start, start + config.micro_batch)
             inputs, targets = (part.to(accelerator.device) for part in few.batch(index))
-            out, _ = model(inputs, targets, few.predictions)
-            total += float(out.cross_entropy)
+            out, _ = model(inputs, targets, targets.numel())
+            total += float(out.cross_entropy) * len(targets)  # the mean over blocks in fp64
     model.train()
-    return total
+    return total / few.count
