@@ -203,7 +203,7 @@ def test_the_log_probabilities_say_which_rows_the_verdict_uses_and_where_centeri
         ("operands", "centered"): 0.02,
     }
     rows = [LogprobNoise("bf16", case, head, replace(gap, rms=rms), None, None) for (case, head), rms in errors.items()]
-    said = joined(logprob_document(rows, used="bf16"))
+    said = joined(logprob_document(rows, verdict_format="bf16"))
     assert "The verdict uses the RMS of the bf16 rows in which only the logits are rounded" in said
     assert "Where inputs and head are rounded to bf16, centering makes the error larger: 0.01 → 0.02." in said
     assert said.count("makes the error larger") == 1
