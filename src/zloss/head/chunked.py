@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from zloss.errors import DoubleBackwardError, InputError
-from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, LossProblem, Targets, check_mean, check_rows
+from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, LossProblem, check_mean, check_rows
 from zloss.head.options import chunk_bounds
 from zloss.head.products import HeadGradients, HeadProducts, ProductPlan, fp32_plan, product_exp
 from zloss.head.rows import (
@@ -64,9 +64,8 @@ def chunked_loss(problem: HeadProblem | LogitsProblem, work: RowWork | None = No
     wanted = wanted_gradients(operands, grad_enabled=torch.is_grad_enabled() and problem.targets.reduction != "none")
     with torch.no_grad():
         result = run_chunks(problem, wanted, weight_T, work)
-    # The operands are kept by autograd itself, where checkpointing and version checks see them.
-    rest = _with_own_coefficients(problem.with_operands([None] * len(operands)))
-    return result.parts(_WithGradients.apply(result, wanted, work, rest, *operands))  # type: ignore[no-untyped-call]
+    loss = _WithGradients.apply(result, wanted, work, _for_backward(problem), *operands)  # type: ignore[no-untyped-call]
+    return result.parts(loss)
 
 
 # --- autograd -----------------------------------------------------------------------------------------------------------
@@ -74,36 +73,36 @@ def chunked_loss(problem: HeadProblem | LogitsProblem, work: RowWork | None = No
 
 @dataclass
 class ChunkedRun:
-    """What a pass over all chunks leaves: values and statistics per token, gradients of Σ_t weight_t·ℓ_t."""
+    """What a pass over all chunks leaves: the two parts of the loss, reduced, statistics per token, and gradients."""
 
-    targets: Targets
-    cross_entropy_T: Tensor
-    auxiliary_T: Tensor
+    cross_entropy: Tensor
+    auxiliary: Tensor
     stats: TokenStats
     all_have_exp: bool
     """Every token is known to have a distribution, so `check_rows` can be skipped."""
     gradients: tuple[Tensor | None, ...]
-    """One per operand of the loss; None if it is not wanted."""
+    """Of Σ_t weight_t·ℓ_t, one per operand of the loss; None if it is not wanted."""
 
     def value(self) -> Tensor:
         """The loss without its gradient."""
-        return self.targets.reduced(self.cross_entropy_T + self.auxiliary_T)
+        return self.cross_entropy + self.auxiliary
 
     def parts(self, loss: Tensor) -> LossParts:
         """What a backend returns; `loss` is `value()` with its gradient."""
         if not self.all_have_exp:
             check_rows(self.stats)
-        return loss, self.targets.reduced(self.cross_entropy_T), self.targets.reduced(self.auxiliary_T), self.stats
+        return loss, self.cross_entropy, self.auxiliary, self.stats
 
 
-def _with_own_coefficients(problem: LossProblem) -> LossProblem:
-    """The problem with copies of tensor coefficients: a backward pass that
-    recomputes must see the values that the forward pass used."""
+def _for_backward(problem: LossProblem) -> LossProblem:
+    """The problem without its operands, which autograd keeps itself, where checkpointing and version checks see them, and with
+    copies of tensor coefficients: a backward pass that recomputes must see the values that the forward pass used."""
     objective = problem.options.objective
     own = {name: coef.clone() for name, coef in objective.coefficients().items() if isinstance(coef, Tensor)}
-    if not own:
-        return problem
-    return replace(problem, options=replace(problem.options, objective=replace(objective, **own)))  # type: ignore[type-var]
+    if own:
+        options = replace(problem.options, objective=replace(objective, **own))  # type: ignore[type-var]
+        problem = replace(problem, options=options)
+    return problem.with_operands([None] * len(problem.operand_names))
 
 
 def _traced_loss(problem: HeadProblem | LogitsProblem, work: RowWork | None) -> LossParts:
@@ -344,7 +343,9 @@ def run_chunks(
         formed: tuple[Tensor | None, ...] = (grad_TV, None, None)[: len(wanted)]
         if gradients is not None:
             formed = gradients.finish()
-    return ChunkedRun(problem.targets, *_joined(problem, kept), all_have_exp, formed)
+    cross_entropy_T, auxiliary_T, stats = _joined(problem, kept)
+    reduced = problem.targets.reduced
+    return ChunkedRun(reduced(cross_entropy_T), reduced(auxiliary_T), stats, all_have_exp, formed)
 
 
 def _joined(problem: LossProblem, kept: list[tuple[Tensor, Tensor, TokenStats]]) -> tuple[Tensor, Tensor, TokenStats]:
@@ -465,12 +466,16 @@ def chunks(
 
         # From hidden states μ = w̄·u + b̄ comes from the means of the head and not from the logits.
         mu_C, energy_C = sums.mean_logit_C if hidden_CD is None else None, None
+        from_energy = plan.entropy and sums.drop_C is None  # the Triton kernels always have the drop
+        centered_CD = None
+        if projected_CD is not None and mean_row_D is not None and (plan.gain_centered or from_energy):
+            centered_CD = torch.addcmul(projected_CD, sums.sum_C.unsqueeze(1), mean_row_D, value=-1)  # S (Wᵀp − w̄)
         if hidden_CD is not None and mean_row_D is not None:
             mu_C = hidden_CD @ mean_row_D
             mu_C = mu_C if mean_bias is None else mu_C + mean_bias
-            if plan.entropy and sums.drop_C is None:  # the Triton kernels always have it
-                assert projected_CD is not None
-                energy_C = mean_energy(sums.sum_C, rows.e_CV, hidden_CD, projected_CD, mean_row_D, bias_V, mean_bias)
+            if from_energy:
+                assert centered_CD is not None
+                energy_C = mean_energy(sums.sum_C, rows.e_CV, hidden_CD, centered_CD, bias_V, mean_bias)
         stats = chunk_stats(
             plan,
             sums,
@@ -480,7 +485,7 @@ def chunks(
             mu_C=mu_C,
             mean_energy_C=energy_C,
             projected_CD=projected_CD,
-            mean_row_D=mean_row_D,
+            centered_CD=centered_CD,
             logit_scale=scale,
         )
         if hidden_CD is None:

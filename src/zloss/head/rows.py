@@ -8,7 +8,6 @@ Axes: C tokens of a chunk, V vocabulary, D width, B buffers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -20,8 +19,7 @@ from zloss.statistics import StatisticsPlan, TokenStats
 from zloss.tensors import may_read
 
 
-@dataclass(frozen=True)
-class RowSums:
+class RowSums(NamedTuple):
     """A few numbers of every row: m = max z, S = Σ exp(z − m), z_y, and those that were requested."""
 
     row_max_C: Tensor
@@ -45,8 +43,7 @@ class RowNeeds(NamedTuple):
     argmax: bool
 
 
-@dataclass(frozen=True)
-class RowPass:
+class RowPass(NamedTuple):
     """One chunk of logits after its row sums."""
 
     sums: RowSums
@@ -220,10 +217,10 @@ def chunk_stats(
     mu_C: Tensor | None,
     mean_energy_C: Tensor | None = None,
     projected_CD: Tensor | None,
-    mean_row_D: Tensor | None,
+    centered_CD: Tensor | None,
     logit_scale: float,
 ) -> TokenStats:
-    """The statistics that the plan names, from the row sums over the whole vocabulary and E W.
+    """The statistics that the plan names, from the row sums over the whole vocabulary, E W and S (Wᵀp − w̄).
 
     `mean_energy_C`: Σ_i p_i (z_i − μ), if the row sums do not give the entropy by themselves. ‖Wᵀp‖/‖p‖ = ‖E W‖/‖E‖: S
     cancels. With a logit scale s the head is s·W.
@@ -237,8 +234,7 @@ def chunk_stats(
         entropy_C = (log_s_C + (sums.row_max_C - mu_C) - mean_energy_C).clamp_min(0)
     if plan.gain and projected_CD is not None and norm_C is not None:
         gain_C = _scaled(torch.linalg.vector_norm(projected_CD, dim=1), head_scale) / norm_C
-        if plan.gain_centered and mean_row_D is not None:
-            centered_CD = torch.addcmul(projected_CD, sums.sum_C.unsqueeze(1), mean_row_D, value=-1)
+        if plan.gain_centered and centered_CD is not None:
             gain_centered_C = _scaled(torch.linalg.vector_norm(centered_CD, dim=1), head_scale) / norm_C
     residual = plan.mu_residual and sums.mean_logit_C is not None and mu_C is not None
     return TokenStats(
@@ -265,20 +261,18 @@ def mean_energy(
     sum_C: Tensor,
     e_CV: Tensor,
     hidden_CD: Tensor,
-    projected_CD: Tensor,
-    mean_row_D: Tensor,
+    centered_CD: Tensor,
     bias_V: Tensor | None,
     mean_bias: Tensor | None,
 ) -> Tensor:
-    """Σ_i p_i (z_i − μ) = u·(Wᵀp − w̄) + p·b − b̄ from E W: no further product with the head.
+    """Σ_i p_i (z_i − μ) = u·(Wᵀp − w̄) + p·b − b̄ from S (Wᵀp − w̄): no further product with the head.
 
     `hidden_CD` and `bias_V` carry the logit scale.
     """
-    centered_CD = projected_CD / sum_C.unsqueeze(1) - mean_row_D
     energy_C = (hidden_CD * centered_CD).sum(dim=1)
     if bias_V is None or mean_bias is None:
-        return energy_C
-    return energy_C + (e_CV @ bias_V) / sum_C - mean_bias
+        return energy_C / sum_C
+    return (energy_C + e_CV @ bias_V) / sum_C - mean_bias
 
 
 # The softcap cap·tanh(z/cap). A masked logit stays masked: tanh would turn -inf into the finite −cap and return it to

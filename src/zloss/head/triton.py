@@ -43,7 +43,7 @@ def _logits_loss(problem: LogitsProblem) -> LossParts:
             logits_TV, targets.index_T, vocab, scale, options.softcap
         ).unbind()
         mean_T = total_T / vocab
-        projected_TD = mean_row_D = max_index_T = None
+        projected_TD = centered_TD = max_index_T = None
         if plan.predicted:
             max_index_T = final_argmax(logits_TV[:, :vocab].float(), scale, options.softcap)
         if problem.weight_VD is not None and plan.gain:
@@ -52,6 +52,7 @@ def _logits_loss(problem: LogitsProblem) -> LossParts:
             projected_TD = row_projection(logits_TV, row_max_T, weight_VD, *shape)
             if plan.gain_centered:
                 mean_row_D = HeadProducts(weight_VD, problem.dtype, None).mean()
+                centered_TD = torch.addcmul(projected_TD, sum_T.unsqueeze(1), mean_row_D, value=-1)
         stats = chunk_stats(
             plan,
             RowSums(row_max_T, sum_T, target_logit_T, square_T.sqrt(), drop_T, mean_T, max_index_T),
@@ -60,7 +61,7 @@ def _logits_loss(problem: LogitsProblem) -> LossParts:
             all_valid=targets.all_valid,
             mu_C=mean_T,
             projected_CD=projected_TD,
-            mean_row_D=mean_row_D,
+            centered_CD=centered_TD,
             logit_scale=scale,
         )
         check_mean(mean_T, valid_T, options)
@@ -119,9 +120,9 @@ class TritonRows:
         anchor_C = torch.where(has_exp(sums), row_max, torch.nan)
         if narrow_CV is not None:
             max_index_C = narrow_exp_(z_CV, narrow_CV, anchor_C, self.plan.exp_scale, 1.0, self._softcap)
-            return RowPass(replace(sums, max_index_C=max_index_C), narrow_CV, z_CV)
+            return RowPass(sums._replace(max_index_C=max_index_C), narrow_CV, z_CV)
         if needs.argmax:
-            sums = replace(sums, max_index_C=final_argmax(z_CV, 1.0, self._softcap))
+            sums = sums._replace(max_index_C=final_argmax(z_CV, 1.0, self._softcap))
         e_CV = buffers_BCV[1].copy_(z_CV) if self._keep else z_CV
         exp_rows_(e_CV, anchor_C, self._softcap)
         return RowPass(sums, e_CV, z_CV)
