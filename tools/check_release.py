@@ -1,11 +1,11 @@
 """Builds wheel and sdist, and tries the wheel in a fresh environment with nothing but the minimal dependencies.
 
-    python -m tools.check_release [--out dist]
+    python -m tools.check_release [--out dist] [--python python3.11 python3.12 python3.13]
 
 1. The version stands in `zloss/__init__.py` alone; the built files carry it, and CITATION.cff and CHANGELOG.md name it.
 2. `twine check` accepts both files. Every data file of the source tree is in the wheel.
-3. In a fresh environment with the wheel and its required dependencies: import, `zloss --help`, the first Python example of
-   the README, and for each extra that is missing one sentence with the line that installs it.
+3. In a fresh environment of each Python, with the wheel and its required dependencies: import, `zloss --help`, the first Python
+   example of the README, and for each extra that is missing one sentence with the line that installs it.
 
 Needs `build`, `twine` and `hatchling` (`make release` installs them). Exit code 1 where something is wrong.
 """
@@ -73,9 +73,9 @@ def first_example() -> str:
     return str(blocks[0])
 
 
-def environment_problems(wheel: Path, folder: Path) -> Iterator[str]:
-    """What goes wrong with the wheel in a new environment."""
-    environment = FreshEnvironment.made(folder)
+def environment_problems(wheel: Path, folder: Path, interpreter: str) -> Iterator[str]:
+    """What goes wrong with the wheel in a new environment of an interpreter."""
+    environment = FreshEnvironment.made(folder, interpreter)
     for what in ("torch", str(wheel)):  # torch first: its pin keeps later resolution from fetching the CUDA build
         done = environment.install(what, constraints=ROOT / "constraints.txt")
         if done.returncode:
@@ -106,12 +106,16 @@ def run(*words: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the built files")
+    parser.add_argument("--python", nargs="+", default=[sys.executable], metavar="PYTHON", help="interpreters to try")
     given = parser.parse_args()
     wheel, sdist = built(given.out)
     run(sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(sdist))
     problems = [*version_problems(wheel), *missing_data(wheel)]
-    with tempfile.TemporaryDirectory() as folder:
-        problems += environment_problems(wheel, Path(folder))
+    for interpreter in given.python:
+        with tempfile.TemporaryDirectory() as folder:
+            found = [f"{interpreter}: {problem}" for problem in environment_problems(wheel, Path(folder), interpreter)]
+        print(f"{interpreter}: {f'{len(found)} problems' if found else 'in order'}", flush=True)
+        problems += found
     print(*problems, sep="\n", end="\n" if problems else "")
     print(f"{wheel.name} and {sdist.name}: {f'{len(problems)} problems' if problems else 'in order'}")
     return 1 if problems else 0
