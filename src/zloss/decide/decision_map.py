@@ -118,9 +118,8 @@ def _missing(stage: Stage, report: AuditReport, path: str) -> Decision:
     """No verdict because the number at `path` is missing; another audit can measure it only if this one left it out."""
     why = report.reason(path) or NOT_MEASURED
     left_out = report.gradient is None and path.startswith("tied_paths")
-    return (stage.unevaluated if left_out or why == NOT_MEASURED or report.status == "partial" else stage.impossible)(
-        why
-    )
+    measurable = left_out or why == NOT_MEASURED or report.status == "partial"
+    return stage.unevaluated(why) if measurable else stage.impossible(why)
 
 
 def source_coordinate(report: AuditReport, thresholds: Thresholds) -> Decision:

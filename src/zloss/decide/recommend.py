@@ -1,8 +1,10 @@
-"""From audit and matched runs to one recommendation: candidates, their cost, their verdicts, the answer."""
+"""From audit and matched runs to one recommendation: candidates, their cost, their verdicts, the answer.
+
+One module above 500 lines: the rules of one protocol, in the order in which it applies them.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,6 +23,7 @@ from zloss.decide.stages import (
     signed,
 )
 from zloss.decide.thresholds import Thresholds
+from zloss.decide.verdict import CE, CENTERED_HEAD, GAIN_AWARE, STANDARD
 from zloss.decide.verdict_parts import EFFECT, endpoint_limits, quality_span
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
@@ -33,11 +36,8 @@ from zloss.results.steps import PHI, StepRecord
 DEFAULT_COEF = 1e-4
 """λ where R_Z was not measured: that of the paper's quality-neutral runs."""
 SMALLER = 0.1
-STANDARD, GAIN_AWARE, CENTERED_HEAD, CE = "standard", "gain-aware", "centered-head", "ce"
 CE_ARM = Arm(CE, 0.0, (), "the baseline")
 LEAST_STEPS, MOST_STEPS, STEP_UNIT = FEW_STEPS, 1000, 50
-LEAST_RUNS = 4
-"""Runs of the smallest plan: CE and one arm, on the selecting seed and on one confirming seed."""
 MOST_CONFIRMING = 5
 """Maximum number of confirming seeds that leftover time is spent on."""
 SHARE = 0.9
@@ -69,11 +69,11 @@ def candidates(report: AuditReport) -> tuple[Arm, ...]:
         (STANDARD, raw, (TRANSPORT, PATHWAY)),
         (GAIN_AWARE, raw, (TRANSPORT,)),
     ]
-    arms = []
-    for method, (coef, note), proposed_by in proposals:
-        names = tuple(stage.name for stage in proposed_by if stage.name in fired)
-        if names:
-            arms.append(Arm(method, coef, names, note))
+    arms = [
+        Arm(method, coef, names, note)
+        for method, (coef, note), proposed_by in proposals
+        if (names := tuple(stage.name for stage in proposed_by if stage.name in fired))
+    ]
     arms = arms or [Arm(STANDARD, raw[0], (), f"no stage fired; the usual recipe to compare with, {raw[1]}")]
     smaller = [
         replace(arm, coef=one_digit(SMALLER * arm.coef), note=f"a tenth of the λ of {arm.label}")
@@ -94,13 +94,13 @@ def named_arms(names: Sequence[str]) -> tuple[Arm, ...]:
         method, colon, written = name.partition(":")
         if method in (CE, CENTERED_HEAD):
             raise InputError(f"`methods` has {name!r}, which every recommendation measures: leave it out.")
-        coef = 0.0 if method in UNPENALIZED else DEFAULT_COEF
-        with contextlib.suppress(ValueError):
-            coef = float(written) if colon else coef
-            if 0 <= coef < math.inf and (coef == 0) == (method in UNPENALIZED):
-                arms.append(Arm(method, coef, (), "requested"))
-                continue
-        raise InputError(f"`methods` has {name!r}, but is expected to list METHOD or METHOD:COEFFICIENT.")
+        try:
+            coef = float(written) if colon else 0.0 if method in UNPENALIZED else DEFAULT_COEF
+        except ValueError:
+            coef = math.nan
+        if not 0 <= coef < math.inf or (coef == 0) != (method in UNPENALIZED):
+            raise InputError(f"`methods` has {name!r}, but is expected to list METHOD or METHOD:COEFFICIENT.")
+        arms.append(Arm(method, coef, (), "requested"))
     return tuple(dict.fromkeys(arms))
 
 
@@ -148,7 +148,7 @@ class Speed:
     run: float
     """Everything in a run except its steps."""
     fixed: float
-    """Everything outside of runs: the time spent so far and the audits that remain."""
+    """Everything outside the runs: the time spent so far and the audits that remain."""
     spent: float = 0.0
     """The part of `fixed` that earlier commands on the same folder took."""
 
@@ -188,7 +188,7 @@ def plan_time(
             longer = range(MOST_STEPS, per_run, -STEP_UNIT) if grows else ()
             return arms, of_seeds, next((more for more in longer if speed.seconds(runs, more) <= room), per_run)
     assert budget is not None
-    runs = planned_runs(candidates[:1], seeds[:2], kept) if kept else LEAST_RUNS
+    runs = planned_runs(with_references(candidates[:1]), seeds[:2], kept)
     needed = rounded_duration(speed.spent + (speed.seconds(runs, per_run) - speed.spent) / SHARE)
     spent = f", of which {rounded_duration(speed.spent)} are already spent in this folder" if speed.spent else ""
     raise InputError(
@@ -205,15 +205,13 @@ def planned_runs(arms: Sequence[Arm], seeds: Sequence[int], kept: Collection[tup
 
 
 def confirming_runs(arms: Sequence[Arm], seed: int, kept: Collection[tuple[str, float, int]] = ()) -> int:
-    """Runs that a confirming seed still needs; of the kept arms, any may be the chosen one."""
-    wanted = runs_per_seed(arms)
+    """Runs that a confirming seed still needs: CE, the chosen arm, and Standard where Gain-aware may be chosen.
+
+    Of the kept arms, any may be the chosen one.
+    """
+    wanted = 3 if any(arm.method == GAIN_AWARE for arm in arms) else 2
     arms_kept = sum((*arm.key, seed) in kept for arm in arms)
     return wanted - ((*CE_ARM.key, seed) in kept) - min(arms_kept, wanted - 1)
-
-
-def runs_per_seed(arms: Sequence[Arm]) -> int:
-    """Runs of a confirming seed: CE, the chosen arm, and Standard where Gain-aware may be chosen."""
-    return 3 if any(arm.method == GAIN_AWARE for arm in arms) else 2
 
 
 def extra_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
@@ -338,23 +336,21 @@ def evaluate_arms(comparison: Comparison) -> tuple[EvaluatedArm, ...]:
         method, numbers = methods[verdict.method, verdict.coef], verdict.parts.coordinate.numbers
         quality = {} if verdict.parts.quality is None else verdict.parts.quality.numbers
         ratios = [question.get("ratio") for question in numbers.get("questions") or [numbers]]
+        ratio = None if None in ratios else max(ratios)
         # p99 ‖δ_u‖ in the coordinate and with the weight that the method deploys, over that of CE on raw logits.
         heads = method.heads.centered if method.coordinate == "centered" else method.heads.raw
         deployed = heads.get("delta_u_99_gain_aware" if method.method == GAIN_AWARE else "delta_u_99")
         reference = base.heads.raw.get("delta_u_99")
-        arm = EvaluatedArm(
-            verdict,
-            delta_ce=quality.get("delta_ce"),
-            ratio=None if None in ratios else max(ratios),
-            transported=deployed.mean / reference.mean if deployed and reference and reference.mean else None,
-            objection="",
-        )
-        arms.append(replace(arm, objection=_objection(arm, quality.get("tolerance_ce"))))
+        transported = deployed.mean / reference.mean if deployed and reference and reference.mean else None
+        objection = _objection(verdict, quality, ratio, transported)
+        arms.append(EvaluatedArm(verdict, quality.get("delta_ce"), ratio, transported, objection))
     return tuple(arms)
 
 
-def _objection(arm: EvaluatedArm, tolerance: float | None) -> str:
-    verdict, delta, ratio, transported = arm.verdict, arm.delta_ce, arm.ratio, arm.transported
+def _objection(
+    verdict: Verdict, quality: Mapping[str, float | None], ratio: float | None, transported: float | None
+) -> str:
+    delta, tolerance = quality.get("delta_ce"), quality.get("tolerance_ce")
     if verdict.verdict == "rejected":
         return "rejected: " + " ".join(verdict.reasons or ()).rstrip(".")
     if delta is None:
@@ -366,7 +362,7 @@ def _objection(arm: EvaluatedArm, tolerance: float | None) -> str:
     if ratio > math.exp(EFFECT):
         return f"the quantity it is meant to lower is × {ratio:.4g}, not at least 1 % lower"
     if transported is not None and transported > 1:
-        more = ": a Z-loss would push harder on the centered head" if arm.key[0] == CENTERED_HEAD else ""
+        more = ": a Z-loss would push harder on the centered head" if verdict.method == CENTERED_HEAD else ""
         return f"p99 ‖δ_u‖ as deployed is × {transported:.4g} that of CE{more}"
     return ""
 
@@ -649,9 +645,9 @@ def decide_answer(
     elif chosen.passes and confirmed.passes:
         return _confirmed(confirmed)
     else:
-        selected = "The best arm" if chosen.passes else "No arm passed selection; the nearest,"
-        said = confirmed.objection or "selection said no"
-        why = f"{selected} {chosen.verdict.label}, did not pass confirmation: {said}."
+        selected = "The best arm," if chosen.passes else "No arm passed selection; the nearest,"
+        then = f"did not pass confirmation: {confirmed.objection}" if confirmed.objection else "passed confirmation"
+        why = f"{selected} {chosen.verdict.label}, {then}."
     if centered_head is not None and centered_head.passes and (chosen is None or centered_head.key != chosen.key):
         return _confirmed(centered_head, why)
     if chosen is not None and confirmed is not None and (chosen.passes or confirmed.passes):
