@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -24,10 +25,7 @@ from zloss.console import Progress, Silent
 from zloss.decide.decision_map import with_decisions
 from zloss.decide.recommend import (
     CE_ARM,
-    CENTERED_HEAD,
-    GAIN_AWARE,
     LEAST_STEPS,
-    STANDARD,
     certain_rejection,
     confirming_runs,
     evaluate_arms,
@@ -39,6 +37,7 @@ from zloss.decide.recommend import (
 )
 from zloss.decide.stages import signed
 from zloss.decide.thresholds import Thresholds
+from zloss.decide.verdict import CENTERED_HEAD, GAIN_AWARE, STANDARD
 from zloss.errors import InputError, UnknownNameError
 from zloss.jobs import Job
 from zloss.models.checkpoint import Checkpoint, load_checkpoint, model_fingerprint
@@ -294,13 +293,11 @@ class _Work:
             return frozenset()
         arms = {arm.key: arm for arm in (*before.arms, *named_arms(self.config.methods))}
         arms |= {(one.method, one.coef): Arm(one.method, one.coef) for one in before.left_out}
-        kept = set()
-        for arm in arms.values():
-            for seed in self.config.seeds:
-                _, place = self._run_place(before, arm, seed)
-                if is_finished(place) or stopped_arm(place, arm) is not None:
-                    kept.add((*arm.key, seed))
-        return frozenset(kept)
+        return frozenset(
+            (*arm.key, seed)
+            for arm, seed in itertools.product(arms.values(), self.config.seeds)
+            if is_finished(place := self._run_place(before, arm, seed)[1]) or stopped_arm(place, arm) is not None
+        )
 
     def _say_spent(self, kept: Collection[tuple[str, float, int]]) -> None:
         """What earlier commands on this folder took, which counts towards the budget, and what it saves now."""
@@ -367,10 +364,7 @@ class _Work:
                 steps=plan.steps,
                 tokens=tokens,
                 known=config.training.known,
-                assumed=(
-                    *config.training.assumed,
-                    *((BF16_LOGITS,) if config.precision == "fp32" else ()),
-                ),
+                assumed=(*config.training.assumed, *((BF16_LOGITS,) if config.precision == "fp32" else ())),
             ),
             arms=tuple(tried),
             selection=self._compare(runs, "selection"),
@@ -577,10 +571,8 @@ class _Work:
         self.say("implementation audit")
         answer, carried = trials.answer(), trials.carried
         key = (answer.method, answer.coef) if answer.method and answer.coef else carried.key if carried else CE_ARM.key
-        config, file = (
-            self.config.implementation_config(Arm(*key)),
-            self.folder / "implementation" / IMPLEMENTATION_FILE,
-        )
+        config = self.config.implementation_config(Arm(*key))
+        file = self.folder / "implementation" / IMPLEMENTATION_FILE
         of = f"{trials.tested.model} {trials.tested.text} {trials.report.provenance.extra.get(IDENTITY)}"
         identity = f"{of} {config.methods} {config.coef:g} {config.precision}"
         kept = _kept_record(file, ImplementationAudit, identity)
