@@ -27,7 +27,7 @@ from zloss.decide.verdict import CE, CENTERED_HEAD, GAIN_AWARE, STANDARD
 from zloss.decide.verdict_parts import EFFECT, endpoint_limits, quality_span
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
-from zloss.results.comparison import FEW_STEPS, Comparison, Verdict, VerdictName
+from zloss.results.comparison import FEW_STEPS, Comparison, Verdict, VerdictName, VerdictParts
 from zloss.results.decision import Action, ActionVerdict, Decision, LambdaBudget
 from zloss.results.recommendation import NOT_TESTED, Arm, Level, Recommendation
 from zloss.results.run_config import MU_CENTERING, MU_LOSS, UNPENALIZED
@@ -139,6 +139,10 @@ def with_references(arms: Sequence[Arm]) -> tuple[Arm, ...]:
 # Time
 
 
+RunKey = tuple[str, float, int]
+"""(method, λ, seed) of a run."""
+
+
 @dataclass(frozen=True)
 class Speed:
     """The measured cost of one run, in seconds."""
@@ -164,14 +168,14 @@ def plan_time(
     *,
     budget: float | None,
     steps: int | None = None,
-    kept: Collection[tuple[str, float, int]] = (),
+    kept: Collection[RunKey] = (),
 ) -> tuple[tuple[Arm, ...], tuple[int, ...], int]:
     """(arms with a run of the first seed, references included; seeds; steps of a run) for a budget in seconds.
 
         seconds = fixed + runs · (steps · step + run)
         runs = 1 + arms + confirmation seeds · (2, or 3 where Gain-aware may be chosen) − runs that are kept
 
-    `kept`: (method, λ, seed) of the runs in the folder, which take no time. Without a budget all arms, with `steps` or 100 steps
+    `kept`: the runs in the folder, which take no time. Without a budget all arms, with `steps` or 100 steps
     each. Fewer arms rather than shorter runs: every run has at least 100 steps. Where not all candidates fit, the last ones are
     left out, down to one; then confirmation seeds, down to one; then the budget is too small. If all fit, the runs get more
     steps.
@@ -198,13 +202,13 @@ def plan_time(
     )
 
 
-def planned_runs(arms: Sequence[Arm], seeds: Sequence[int], kept: Collection[tuple[str, float, int]] = ()) -> int:
+def planned_runs(arms: Sequence[Arm], seeds: Sequence[int], kept: Collection[RunKey] = ()) -> int:
     """CE and the arms on the first seed; CE, the chosen arm and its reference on the others; without those that are `kept`."""
     first = sum((*arm.key, seeds[0]) not in kept for arm in (CE_ARM, *arms))
     return first + sum(confirming_runs(arms, seed, kept) for seed in seeds[1:])
 
 
-def confirming_runs(arms: Sequence[Arm], seed: int, kept: Collection[tuple[str, float, int]] = ()) -> int:
+def confirming_runs(arms: Sequence[Arm], seed: int, kept: Collection[RunKey] = ()) -> int:
     """Runs that a confirming seed still needs: CE, the chosen arm, and Standard where Gain-aware may be chosen.
 
     Of the kept arms, any may be the chosen one.
@@ -485,23 +489,22 @@ def nothing_calls_for_it(found: Recommendation) -> bool:
     return acts and nothing_matters(found.stages) and not _improves_ce(found)
 
 
-def _verdict_of(found: Recommendation) -> Verdict | None:
-    key = (found.objective, found.coef)
-    return next((one for one in found.confirmation if (one.method, one.coef) == key), None)
+def _parts_of(verdicts: Sequence[Verdict], method: str | None, coef: float | None) -> VerdictParts:
+    """The parts of the verdict on one method; empty without one."""
+    parts = (one.parts for one in verdicts if (one.method, one.coef) == (method, coef))
+    return next(filter(None, parts), VerdictParts())
 
 
 def _improves_ce(found: Recommendation) -> bool:
     """Whether the whole interval of ΔCE is below 0."""
-    verdict = _verdict_of(found)
-    quality = None if verdict is None or verdict.parts is None else verdict.parts.quality
+    quality = _parts_of(found.confirmation, found.objective, found.coef).quality
     return quality is not None and quality.interval is not None and quality.interval.upper < 0
 
 
 def _lowered(found: Recommendation) -> str:
     """What a Z-loss that is not confirmed lowered on fresh seeds, and what that did to CE, in a phrase."""
-    verdict, where = _verdict_of(found), _fresh(len(found.confirmation_seeds))
-    parts = None if verdict is None else verdict.parts
-    lowered = None if parts is None or parts.coordinate is None else parts.coordinate
+    parts, where = _parts_of(found.confirmation, found.objective, found.coef), _fresh(len(found.confirmation_seeds))
+    lowered, quality = parts.coordinate, parts.quality
     if lowered is None or lowered.numbers.get("ratio") is None:
         return f"it passed {where}, but is not confirmed"
     quantity, ratio, span = lowered.numbers.get("quantity"), lowered.numbers["ratio"], lowered.interval
@@ -509,7 +512,7 @@ def _lowered(found: Recommendation) -> str:
     shown = f"p{100 * level:g} of {quantity}" if level else f"the mean of {quantity}"
     bounds = "no interval" if span is None else f"{span.lower:.3g} to {span.upper:.3g}"
     said = f"{where} {shown} was × {ratio:.3g} that of CE ({bounds})"
-    numbers = {} if parts is None or parts.quality is None else parts.quality.numbers
+    numbers = {} if quality is None else quality.numbers
     if numbers.get("delta_ce") is not None:
         half = numbers.get("half_width")
         said += f" at ΔCE = {signed(numbers['delta_ce'])}{'' if half is None else f' ± {half:.2g}'} nat"
@@ -551,30 +554,30 @@ def _listed(items: Sequence[str]) -> str:
 
 
 def costs(
-    comparison: Comparison | None,
+    comparison: Comparison,
     method: str | None,
     coef: float | None,
     *,
     seconds_ratio: float | None,
     extra_bytes: int,
 ) -> tuple[str, ...]:
-    """What the answer costs: quality, gradient, time, memory. `seconds_ratio`: time of a step over that of CE."""
+    """What the answer costs, from the comparison that decided it: quality, gradient, time, memory.
+
+    `seconds_ratio`: time of a step over that of CE.
+    """
     if method is None or method == CE:
         return ()
-    found, key = list[str](), (method, coef)
-    if comparison is not None:
-        verdict = next((one for one in comparison.quality.methods if (one.method, one.coef) == key), None)
-        compared = next((one for one in comparison.methods if (one.method, one.coef) == key), None)
-        if verdict is not None and verdict.parts is not None and verdict.parts.quality is not None:
-            numbers = verdict.parts.quality.numbers
-            lower, upper, tolerance = (numbers.get(key) for key in ("lower_ppl", "upper_ppl", "tolerance_ppl"))
-            if lower is not None and upper is not None:
-                found.append(
-                    f"Perplexity: {signed(lower)} to {signed(upper)}, where a rise of {tolerance:.3g} would be accepted."
-                )
-        if compared is not None and (r_aux := compared.mean("r_aux")):
-            said = f"the Z-loss gradient at the head is {100 * r_aux:.2g} % of the CE gradient"
-            found.append(f"Gradient: after training, {said}.")
+    found, quality = list[str](), _parts_of(comparison.quality.methods, method, coef).quality
+    numbers = {} if quality is None else quality.numbers
+    lower, upper, tolerance = (numbers.get(key) for key in ("lower_ppl", "upper_ppl", "tolerance_ppl"))
+    if lower is not None and upper is not None:
+        found.append(
+            f"Perplexity: {signed(lower)} to {signed(upper)}, where a rise of {tolerance:.3g} would be accepted."
+        )
+    compared = next((one for one in comparison.methods if (one.method, one.coef) == (method, coef)), None)
+    if compared is not None and (r_aux := compared.mean("r_aux")):
+        said = f"the Z-loss gradient at the head is {100 * r_aux:.2g} % of the CE gradient"
+        found.append(f"Gradient: after training, {said}.")
     if method == CENTERED_HEAD:
         found.append("No training needed: the head is centered once.")
         if extra_bytes:

@@ -26,6 +26,7 @@ from zloss.decide.decision_map import with_decisions
 from zloss.decide.recommend import (
     CE_ARM,
     LEAST_STEPS,
+    RunKey,
     certain_rejection,
     confirming_runs,
     evaluate_arms,
@@ -244,7 +245,7 @@ class _Work:
             return self.audit(start.checkpoint), before
         steps = config.steps or (None if before is None else before.steps)
         cost: RunCost | None = None
-        kept = frozenset[tuple[str, float, int]]()
+        kept = frozenset[RunKey]()
         if timed:
             kept = job.from_first(self._kept_runs, before)
             self._say_spent(kept)
@@ -287,8 +288,8 @@ class _Work:
             )
         return identity, found
 
-    def _kept_runs(self, before: RecommendPlan | None) -> frozenset[tuple[str, float, int]]:
-        """(method, λ, seed) of the runs in the folder, finished or stopped early, that a new plan keeps."""
+    def _kept_runs(self, before: RecommendPlan | None) -> frozenset[RunKey]:
+        """The runs in the folder, finished or stopped early, that a new plan keeps."""
         if before is None:
             return frozenset()
         arms = {arm.key: arm for arm in (*before.arms, *named_arms(self.config.methods))}
@@ -299,7 +300,7 @@ class _Work:
             if is_finished(place := self._run_place(before, arm, seed)[1]) or stopped_arm(place, arm) is not None
         )
 
-    def _say_spent(self, kept: Collection[tuple[str, float, int]]) -> None:
+    def _say_spent(self, kept: Collection[RunKey]) -> None:
         """What earlier commands on this folder took, which counts towards the budget, and what it saves now."""
         if kept and self.config.budget_seconds is not None:
             spent, budget = rounded_duration(self._seconds_before), rounded_duration(self.config.budget_seconds)
@@ -307,11 +308,7 @@ class _Work:
             self.say(f"{spent} of the {budget} were already spent in this folder; {runs} no more time")
 
     def _check_budget(
-        self,
-        cost: RunCost,
-        steps: int | None,
-        before: RecommendPlan | None,
-        kept: Collection[tuple[str, float, int]],
+        self, cost: RunCost, steps: int | None, before: RecommendPlan | None, kept: Collection[RunKey]
     ) -> None:
         """Reject a budget that has no room for one arm on two seeds, before the audit begins."""
         config, known = self.config, (self.folder / AUDIT_FILE).is_file()

@@ -134,8 +134,7 @@ def make_recommendation(
     earlier: Recommendation | None = None,
 ) -> Recommendation:
     """The record; all eight stages are evaluated from everything that was measured. `earlier`: the answer that the folder has."""
-    answer, report, confirmation = trials.answer(), trials.report, trials.confirmation
-    comparison = confirmation or trials.selection
+    answer, report, comparison = trials.answer(), trials.report, trials.confirmation or trials.selection
     decisions = decide(
         report,
         comparisons=(comparison,),
@@ -172,7 +171,7 @@ def make_recommendation(
         confidence="",
         why=(*answer.why, *fired),
         cost=costs(
-            confirmation,
+            comparison,
             answer.method,
             answer.coef,
             seconds_ratio=statistics.median(of_arm) / statistics.median(of_ce) if of_arm and of_ce else None,

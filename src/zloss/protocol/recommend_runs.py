@@ -20,6 +20,7 @@ from zloss.decide.intervals import LARGEST_EXPONENT, BlockValues, contiguous_gro
 from zloss.decide.recommend import (
     CE_ARM,
     LEAST_STEPS,
+    RunKey,
     Speed,
     candidates,
     named_arms,
@@ -205,13 +206,13 @@ def plan_runs(
     *,
     spent: float,
     spent_before: float,
-    kept: Collection[tuple[str, float, int]],
+    kept: Collection[RunKey],
     identity: str,
     text: str,
 ) -> RecommendPlan:
     """The arms that the audit proposes, and what the budget has room for after `spent` seconds; without `cost` all of them.
 
-    `spent_before`: the part of `spent` that earlier commands on the folder took. `kept`: (method, λ, seed) of runs in it.
+    `spent_before`: the part of `spent` that earlier commands on the folder took. `kept`: the runs in it.
     """
     requested = named_arms(config.methods)
     proposed = [arm for arm in candidates(report) if arm.key not in {one.key for one in requested}]
