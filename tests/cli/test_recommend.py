@@ -52,7 +52,7 @@ def test_the_line_to_paste_lost_the_folder_of_the_model(
 
 def next_of(found: Recommendation, words: list[str], **changes: Any) -> tuple[str, str]:
     config = replace(RecommendConfig(model="my model"), **changes)
-    return next_command(found, config, ["recommend", "my model", *words])
+    return next_command(found, config, ["recommend", "my model", *words], "advice/")
 
 
 def test_an_undecided_answer_is_followed_by_fresh_seeds_of_its_arm_in_a_new_folder() -> None:

@@ -106,7 +106,7 @@ def test_results_of_different_models_were_joined_without_a_word(
     assert wanted in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     (only,) = json.loads((tmp_path / "out" / "decisions.json").read_text(encoding="utf-8"))["maps"]
     assert only["models"] == wanted
-    # Also without an audit, and beside several.
+    # Also without an audit.
     assert main(["report", *names[1:], "--out", str(tmp_path / "two")]) == 0
     said = f"the implementation audit is of {audit.model.name}, the comparison is of smollm2."
     assert said in " ".join(capsys.readouterr().out.split())
@@ -136,3 +136,5 @@ def test_every_audit_has_its_own_map_and_without_one_there_is_one(
     (only,) = decide_results(comparisons=(comparison,), thresholds=chosen).maps
     assert (only.audit, only.thresholds) == (None, chosen.to_dict())
     assert only.decisions == decide(None, comparisons=[comparison], thresholds=chosen)
+    assert only.verdict is not None
+    assert only.bottom_line == only.verdict.sentence

@@ -12,7 +12,6 @@ import pytest
 from tests.decide.made_up_recommendation import made_up_recommendation
 from tests.laws.example_results import ROUTERS, implementation_example
 from tests.measured_reports import weighed
-from zloss.decide.answer import decide_results
 from zloss.decide.consequences import lambda_limit
 from zloss.decide.decision_map import with_decisions
 from zloss.decide.recommend import one_digit
@@ -148,7 +147,7 @@ def test_lambda_is_advised_on_and_never_decides(bare: AuditReport) -> None:
     assert all(set(trained_with(one)) < set(one.why) for one in (weak, strong, fine))
 
 
-def test_why_none_is_needed_is_apart_from_how_strong_one_would_be(bare: AuditReport) -> None:
+def test_why_none_is_needed_is_separate_from_how_strong_one_would_be(bare: AuditReport) -> None:
     """Half of the reasons for "needs no Z-loss" were about the strength of one."""
     found = verdict(weighed(bare, r_z=0.2))
     needed = [said for said in found.why if said not in trained_with(found)]
@@ -309,9 +308,3 @@ def test_stored_logits_count_in_the_precision_of_the_stack(
     line = UpdateErrors(storage, 1.0, "total", "all", 256, error, 1.0, None, None)
     audit = replace(implementation_example(bare), updates=(line,))
     assert consequence(weighed(bare), "Implementation", implementation_audits=[audit]).matters is matters
-
-
-def test_results_without_an_audit_have_a_verdict_too(comparison: Comparison) -> None:
-    (only,) = decide_results(comparisons=(comparison,)).maps
-    assert only.verdict is not None
-    assert only.bottom_line == only.verdict.sentence

@@ -245,12 +245,9 @@ def test_a_report_keeps_the_thresholds_it_was_decided_with(bare: AuditReport) ->
     assert with_decisions(replace(bare, thresholds={"of a later version": 3.0})).thresholds == Thresholds().to_dict()
 
 
-def test_every_threshold_has_its_reason() -> None:
+def test_every_threshold_has_its_reason_and_the_guide_states_its_default() -> None:
     assert WHY.keys() == Thresholds().to_dict().keys()
     assert all(WHY.values())
-
-
-def test_the_guide_states_every_threshold_with_its_default() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "decisions.md").read_text(encoding="utf-8")
     stated = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", guide, flags=re.MULTILINE))
     assert {name: float(value) for name, value in stated.items()} == Thresholds().to_dict()

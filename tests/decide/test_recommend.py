@@ -37,7 +37,7 @@ from zloss.decide.thresholds import Thresholds
 from zloss.decide.verdict_parts import endpoint_limits, judge_endpoints
 from zloss.errors import InputError
 from zloss.optimizer.endpoints import endpoints
-from zloss.protocol.recommend_answer import added_seeds
+from zloss.protocol.recommend_answer import added_seeds, confirming_verdict
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import (
     ComparedMethod,
@@ -159,6 +159,9 @@ def test_too_small_a_budget_is_one_sentence_that_names_what_is_needed() -> None:
         plan_time(ARMS, SEEDS, SPEED, budget=540)
     with pytest.raises(InputError, match="200 steps"):
         plan_time(ARMS[:1], (1, 2), SPEED, budget=540, steps=200)
+    # The reference of Gain-aware was not counted: the time that was named was too short again.
+    with pytest.raises(InputError, match=r"6 runs of 100 steps .* need about 15 min"):
+        plan_time((Arm("gain-aware", 1e-4),), (1, 2), SPEED, budget=540)
     assert plan_time(ARMS[:1], (1, 2), SPEED, budget=601, steps=100) == (ARMS[:1], (1, 2), 100)
 
 
@@ -264,6 +267,11 @@ def test_every_row_of_the_table(
     assert (found.level, found.method, found.coef) == wanted
     assert found.why
     assert all(sentence.endswith(".") for sentence in found.why)
+
+
+def test_an_arm_that_passed_confirmation_was_said_not_to() -> None:
+    found = decide_answer(FAILS, arm(), HEAD, diagnosed=True)
+    assert found.why[-1] == "No arm passed selection; the nearest, Centered, λ 0.001, passed confirmation."
 
 
 @pytest.mark.parametrize(
@@ -454,6 +462,10 @@ def test_arms_that_cannot_be_run_are_refused(named: str) -> None:
 
 
 def test_an_arm_that_does_not_pass_is_never_accepted() -> None:
-    assert arm(verdict="accepted").outcome == "accepted"
-    assert arm(passes=False, verdict="accepted").outcome == "inconclusive"
-    assert arm(passes=False, verdict="rejected").outcome == "rejected"
+    verdict = replace(ACCEPTED.verdict, accepted=True, reasons=("all hold.",))
+    passing = replace(ACCEPTED, verdict=verdict)
+    assert confirming_verdict(passing) == verdict
+    found = confirming_verdict(replace(passing, objection="p99 ‖δ_u‖ as deployed is × 2 that of CE"))
+    assert (found.verdict, found.accepted) == ("inconclusive", None)
+    assert found.reasons == ("It does not pass: p99 ‖δ_u‖ as deployed is × 2 that of CE.", "all hold.")
+    assert REJECTED.outcome == "rejected"

@@ -106,13 +106,13 @@ def test_the_remedy_fits_the_finding(exact: LossAudit) -> None:
     assert decided.measured == ()  # its source is exact before and after
     both = remedies_for(["reported_z_dtype", "forward_backward_mismatch"])
     assert both.index("log-sum-exp") < both.index("fp32")
-    assert remedies_for(["something_new"]) == "Mend something_new"
+    assert remedies_for(["something_new"]) == "Fix something_new"
     assert len(FINDINGS) > 15
     assert FINDINGS.keys() <= REMEDIES.keys()
 
 
 def test_only_errors_of_a_loss_audit_fire_the_implementation_stage(exact: LossAudit) -> None:
-    """A warning that is no fault of the trained gradient used to fire it."""
+    """A warning that does not concern the trained gradient used to fire it."""
     mild = (finding("all_ignored_nonfinite", "warning"), finding("returned_values", "note"))
     quiet = of_loss(exact, findings=mild)
     assert quiet.fired is False

@@ -81,20 +81,22 @@ def lowered(
         ("factorized", {"shift_squared.raw": 0.8, "violation_squared.centered": 0.8}, {"shift_squared.raw": 0.1}),
     ],
 )
-def test_each_method_is_judged_by_its_own_quantity(method: str, own: dict[str, float], other: dict[str, float]) -> None:
+def test_each_method_is_evaluated_by_its_own_quantity(
+    method: str, own: dict[str, float], other: dict[str, float]
+) -> None:
     part = lowered(method, own)
     assert (part.state, lowered(method, other).state) == ("holds", "fails")
     assert part.interval.upper <= 0.99
 
 
-def test_the_p999_is_shown_beside_the_quantile_that_is_judged() -> None:
+def test_the_p999_is_shown_next_to_the_quantile_that_is_tested() -> None:
     part = lowered("standard", {"violation.raw": 0.8})
     assert part.numbers["level"] == 0.99  # 8192 tokens leave 8 beyond the p99.9
     assert part.numbers["unjudged_level"] == 0.999
     assert part.numbers["unjudged_ratio"] == pytest.approx(0.8, rel=0.2)
 
 
-def test_gain_aware_is_judged_against_standard_at_the_same_coefficient() -> None:
+def test_gain_aware_is_evaluated_against_standard_at_the_same_coefficient() -> None:
     assert lowered("gain-aware", {"delta_u_gain_aware.raw": 0.5}).state == "open"
 
     def with_norm(run: RunMetrics, norm: float) -> RunMetrics:
@@ -127,7 +129,7 @@ def test_another_target_and_an_unkept_quantity_are_open() -> None:
 
 
 @pytest.mark.parametrize(("scale", "state"), [(1.0, "holds"), (4.0, "fails")])
-def test_a_router_variant_is_judged_by_its_scale(scale: float, state: State) -> None:
+def test_a_router_variant_is_evaluated_by_its_scale(scale: float, state: State) -> None:
     paired = PairedDifferences(1, {}, HeadDifferences(), ())
     method = ComparedMethod("active_route_sum", 1e-3, "raw", (1,), paired=paired)
     variant = RouterVariant("active_route_sum", 1e-3, s_rel=scale)
@@ -164,35 +166,30 @@ def test_any_part_that_fails_rejects_and_all_three_must_hold_to_accept(
     assert verdict.reasons == tuple(f"{key}: why." for key in order if given[key] and given[key] == deciding)
 
 
-def judged(comparison: Comparison, tolerance: float | None, *verdicts: Verdict) -> list[bool]:
-    quality = Quality(tolerance_ppl=tolerance, methods=verdicts)
+def acceptable(comparison: Comparison, tolerance: float | None, delta_ppl: float | None, stated: bool | None) -> bool:
+    """Whether the quality of a method without parts is, where a file states `stated`."""
+    verdict = Verdict("a", 0.1, delta_ppl, accepted=stated)
+    quality = Quality(tolerance_ppl=tolerance, methods=(verdict,))
     found = evaluated_comparison(replace(comparison, quality=quality), Thresholds()).quality
-    return [
-        quality_accepted(stated, verdict, found.tolerance_ppl)
-        for stated, verdict in zip(verdicts, found.methods, strict=True)
-    ]
-
-
-def made_verdict(delta_ppl: float | None, accepted: bool | None = None) -> Verdict:
-    return Verdict("a", 0.1, delta_ppl, accepted=accepted)
+    return quality_accepted(verdict, found.methods[0], found.tolerance_ppl)
 
 
 @pytest.mark.parametrize(
-    ("verdict", "tolerance", "accepted"),
+    ("delta_ppl", "stated", "accepted"),
     [
-        (made_verdict(0.5), 1.0, True),
-        (made_verdict(1.5), 1.0, False),
+        (0.5, None, True),
+        (1.5, None, False),
         # The comparison's own verdict goes first.
-        (made_verdict(99.0, accepted=True), 1.0, True),
-        (made_verdict(-1.0, accepted=False), 1.0, False),
+        (99.0, True, True),
+        (-1.0, False, False),
         # Nothing known is not accepted.
-        (made_verdict(None), 1.0, False),
+        (None, None, False),
     ],
 )
 def test_ppl_is_held_against_the_stated_tolerance(
-    comparison: Comparison, verdict: Verdict, tolerance: float, accepted: bool
+    comparison: Comparison, delta_ppl: float | None, stated: bool | None, accepted: bool
 ) -> None:
-    assert judged(comparison, tolerance, verdict) == [accepted]
+    assert acceptable(comparison, 1.0, delta_ppl, stated) is accepted
 
 
 def test_a_file_without_parts_is_never_accepted_and_the_limits_of_the_optimizer_reject(comparison: Comparison) -> None:
@@ -212,4 +209,4 @@ def test_without_one_it_is_a_share_of_the_baseline(comparison: Comparison) -> No
     assert quality.tolerance_ppl == pytest.approx(0.2 * comparison.baseline_method.mean("ppl"))
     assert quality.tolerance == "20 % of the baseline's PPL, the default"
     nameless = replace(comparison, baseline="another")
-    assert judged(nameless, None, made_verdict(0.0)) == [False]
+    assert acceptable(nameless, None, 0.0, None) is False

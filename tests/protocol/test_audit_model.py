@@ -389,7 +389,7 @@ def test_what_cannot_be_audited_is_one_sentence(tmp_path: Path) -> None:
             given | {"target": "V"},
         ),
         (InputError, "decode.list of ids. -> str`, but is a dict without", rows, given | {"tokenizer": {"a": 0}}),
-        (InputError, "can show text but not read it .*: pass `tokens`", None, given | {"tokenizer": Letters()}),
+        (InputError, "can decode text but not encode it .*: pass `tokens`", None, given | {"tokenizer": Letters()}),
         (CheckpointError, "not causal", rows, given | {"hidden_of": cheating}),
         (
             CheckpointError,
@@ -405,7 +405,7 @@ def test_what_cannot_be_audited_is_one_sentence(tmp_path: Path) -> None:
         zloss.audit_model(capped, rows, head=capped.head, hidden_of=capped.hidden)
     with pytest.raises(InputError, match="is a name"):
         zloss.audit_model("owner/name", rows, **given)
-    with pytest.raises(InputError, match="torch module or a name, but is a int"):
+    with pytest.raises(InputError, match="torch module or a name, but got int"):
         zloss.audit_model(3, rows)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="my own mistake"):
         zloss.audit_model(model, rows, head=model.head, hidden_of=failing)

@@ -16,14 +16,13 @@ import pytest
 from tests.forked import Forked, forked_ranks
 from tests.protocol.trained_model import shift_model, tiny_recommendation, train_model
 from tests.train.killing_view import KillingView
-from zloss.decide.recommend import EvaluatedArm
 from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError, OutputError
 from zloss.jobs import StoppedError, open_job
 from zloss.protocol import recommend, recommend_runs
 from zloss.protocol.recommend import make_plan, run_recommendation
-from zloss.protocol.recommend_answer import SHOWN, confirming_verdict
-from zloss.results.comparison import Comparison, Verdict, VerdictPart, VerdictParts
+from zloss.protocol.recommend_answer import SHOWN
+from zloss.results.comparison import Comparison
 from zloss.results.files import read_record, write_record
 from zloss.results.recommendation import Recommendation, RecommendPlan
 from zloss.train.finished import load_runs
@@ -146,18 +145,6 @@ def test_a_shift_that_is_harmless_is_not_answered_by_centering(
     assert found.paste == ()
 
 
-def test_a_confirmation_never_accepts_an_arm_that_does_not_pass() -> None:
-    parts = VerdictParts(quality=VerdictPart("holds", "", {}))
-    given = Verdict(
-        "centered", 1e-3, delta_ppl=0.0, accepted=True, verdict="accepted", reasons=("all hold.",), parts=parts
-    )
-    passing = EvaluatedArm(given, 0.0, 0.9, 0.8, "")
-    assert confirming_verdict(passing) == given
-    found = confirming_verdict(replace(passing, objection="p99 ‖δ_u‖ as deployed is × 2 that of CE"))
-    assert (found.verdict, found.accepted) == ("inconclusive", None)
-    assert found.reasons == ("It does not pass: p99 ‖δ_u‖ as deployed is × 2 that of CE.", "all hold.")
-
-
 def test_raw_z_loss_on_the_shifted_model_is_stopped_for_its_gradients(shifted: Made) -> None:
     (standard,) = (arm for arm in shifted[0].arms if arm.method == "standard")
     assert standard.state == "stopped"
@@ -216,7 +203,7 @@ def numbers(found: Recommendation) -> Any:
     return data
 
 
-def test_a_command_that_is_killed_goes_on_to_the_same_answer(
+def test_a_killed_command_resumes_to_the_same_answer(
     shifted: Made, shifted_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, folder = tiny_recommendation(shifted_model), tmp_path / "out"
@@ -294,7 +281,7 @@ def test_the_recommendation_of_another_model_is_not_overwritten(
         assert "pass `force`" in str(refused.value)
 
 
-def test_runs_of_a_trainer_of_ones_own_give_the_same_answer(plain: Made, model: Path, tmp_path: Path) -> None:
+def test_runs_of_another_trainer_give_the_same_answer(plain: Made, model: Path, tmp_path: Path) -> None:
     config = replace(tiny_recommendation(model, max_arms=1), runs=(str(plain[1] / "runs"),))
     found = run_recommendation(config, tmp_path / "own")
     assert (found.objective, found.coef, found.level) == (plain[0].objective, plain[0].coef, plain[0].level)
@@ -317,7 +304,7 @@ def test_the_plan_alone_has_the_arms_as_settings_and_trains_nothing(
     assert not (tmp_path / "out" / "runs").exists()
 
 
-def test_two_processes_give_the_recommendation_of_one_which_goes_on_in_their_folder(
+def test_two_processes_give_the_recommendation_of_one_which_resumes_in_their_folder(
     shifted_model: Path, tmp_path: Path
 ) -> None:
     config = tiny_recommendation(shifted_model, micro_batch=2)

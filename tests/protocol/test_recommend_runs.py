@@ -21,7 +21,7 @@ from zloss.train.start import prepare_start
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FinishedRun]:
-    """CE and Centered head of one seed, trained apart."""
+    """CE and Centered head of one seed, trained separately."""
     folder = tmp_path_factory.mktemp("runs")
     config = tiny_config(folder, steps=4, warmup=1, valid_blocks=32)
     start = prepare_start(config)

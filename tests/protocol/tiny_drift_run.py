@@ -14,7 +14,7 @@ from tests.tiny_models import save_model
 from zloss.protocol.config import DriftConfig
 
 STEPS = (100, 200, 500, 1000, 1500, 2000)
-"""As text, 1000 stands before 200: the order must be numeric."""
+"""As text, 1000 comes before 200: the order must be numeric."""
 
 
 def save_run(folder: Path, shifts: Sequence[float], *, steps: Sequence[int] = STEPS, noise: float = 1e-4) -> Path:

@@ -115,5 +115,5 @@ class Recommend:
             as_given = with_model_as_given(found.paste, without_folders(self.config.model), self.config.model)
             print_document(recommendation_summary(replace(found, paste=as_given), verbose=self.verbose))
             print("\n".join(str(path) for path in written))
-            command, why = next_command(found, self.config, argv)
+            command, why = next_command(found, self.config, argv, self.out)
             print_document([Text(f"Next: {why}."), Text(command, "code", "strong")])

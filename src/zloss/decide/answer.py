@@ -41,8 +41,6 @@ def ordered_stages(decisions: Sequence[Decision]) -> tuple[str, ...]:
 
 RECOMMENDED_ON = 256
 """Default block size of `zloss recommend`, in tokens."""
-PLACEHOLDERS = ("MODULE:FUNCTION",)
-"""Arguments that the user replaces."""
 
 
 def next_command(
@@ -104,7 +102,7 @@ def next_command(
         command = ["zloss", "router-scale", "--coef", f"{router.coef:g}", "--from", router.convention]
         command += ["--layers", str(router.layers), "--top-k", str(router.top_k)]
         why = "see which coefficient has the same strength under every convention of the router loss"
-    return " ".join(word if word in PLACEHOLDERS else shlex.quote(word) for word in command), why
+    return shlex.join(command), why
 
 
 def joined_models(
@@ -141,7 +139,7 @@ class DecidedResults:
     comparisons: tuple[Comparison, ...] = ()
     """Each with a verdict on every method."""
     shared: DecisionMap | None = None
-    """The shared map if there is no audit; None without audits means that no result was given that a map could be made from."""
+    """The one map of results without an audit; None if there is an audit, or nothing to make a map from."""
     router_scales: tuple[RouterScaleTable, ...] = ()
     measured_routers: tuple[MeasuredScale, ...] = ()
     reproductions: tuple[ReproductionRecord, ...] = ()

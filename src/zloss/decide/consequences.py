@@ -22,15 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from zloss.decide.recommend import CE as CE_METHOD
-from zloss.decide.recommend import (
-    CENTERED_HEAD,
-    CONFIRMED,
-    accepted_sentence,
-    evaluate_arms,
-    one_digit,
-    ranked,
-)
+from zloss.decide.recommend import CONFIRMED, accepted_sentence, evaluate_arms, one_digit, ranked
 from zloss.decide.stages import (
     DECOMPOSITION,
     IMPLEMENTATION,
@@ -44,6 +36,7 @@ from zloss.decide.stages import (
     sentence,
 )
 from zloss.decide.thresholds import Thresholds
+from zloss.decide.verdict import CE, CENTERED_HEAD
 from zloss.results.audit import AuditReport, NoiseNumbers, PlannedLoss
 from zloss.results.comparison import Comparison
 from zloss.results.decision import ActionVerdict, Consequence, Decision
@@ -184,16 +177,14 @@ def implementation_consequence(
         for line in audit.updates
         if line.part == "total" and line.logit_scale == 1 and used in (None, line.storage)
     ]
-    known = [(error, where) for error, where in errors if error is not None]
-    value, where = max(known, default=(None, ""))
-    beyond = value is not None and value > limit
-    if not known and not found:
-        return Consequence(
-            quantity, None, limit, "", None, "The joined audits have neither a gradient error nor an error finding."
-        )
-    parts = (
-        [] if value is None else [f"the CE+Z gradient of {where} is off by {_percent(value)} (limit {_percent(limit)})"]
-    )
+    value, where = max(((error, where) for error, where in errors if error is not None), default=(None, ""))
+    if value is None and not found:
+        reason = "The joined audits have neither a gradient error nor an error finding."
+        return Consequence(quantity, None, limit, "", None, reason)
+    parts, beyond = list[str](), False
+    if value is not None:
+        beyond = value > limit
+        parts.append(f"the CE+Z gradient of {where} is off by {_percent(value)} (limit {_percent(limit)})")
     parts += [f"the audit of the loss found {', '.join(found)}"] if found else []
     return Consequence(quantity, value, limit, "", bool(found) or beyond, sentence(*parts))
 
@@ -265,7 +256,7 @@ def give_verdict(
                 "It does not promise the same at another scale or length.",
             ),
         )
-    settled = next((one for one in recommended if one.objective == CE_METHOD and one.level == CONFIRMED), None)
+    settled = next((one for one in recommended if one.objective == CE and one.level == CONFIRMED), None)
     if report is not None and settled is None and (doubt := _doubt(report, decisions, mattering, limits)) is not None:
         said, reasons = doubt
         rest = _findings(decisions, skip=list(mattering.values()))
@@ -332,7 +323,7 @@ def _accepted(
     Z-loss on the head.
     """
     for one in recommendations:
-        if one.objective not in (None, CE_METHOD, CENTERED_HEAD) and one.level == CONFIRMED and one.coef is not None:
+        if one.objective not in (None, CE, CENTERED_HEAD) and one.level == CONFIRMED and one.coef is not None:
             return str(one.objective), one.coef, one.why[:1], f"{one.confidence}."
     for comparison in comparisons:
         arms = evaluate_arms(comparison) if comparison.router is None else ()
@@ -449,7 +440,7 @@ def _at_zero(report: AuditReport, most: float) -> str:
             ratio = math.sqrt(square / from_c)
             lower = coefficient(one_digit(most / ratio))
             return f"{lead} about {lower}: log Z − c is {ratio:.2g} times as large (RMS); `--target 0` measures it."
-    return f"{lead} the limit is another one: rerun with `--target 0`."
+    return f"{lead} the limit differs; rerun with `--target 0`."
 
 
 def _target(report: AuditReport) -> str:

@@ -118,9 +118,8 @@ def _missing(stage: Stage, report: AuditReport, path: str) -> Decision:
     """No verdict because the number at `path` is missing; another audit can measure it only if this one left it out."""
     why = report.reason(path) or NOT_MEASURED
     left_out = report.gradient is None and path.startswith("tied_paths")
-    return (stage.unevaluated if left_out or why == NOT_MEASURED or report.status == "partial" else stage.impossible)(
-        why
-    )
+    measurable = left_out or why == NOT_MEASURED or report.status == "partial"
+    return stage.unevaluated(why) if measurable else stage.impossible(why)
 
 
 def source_coordinate(report: AuditReport, thresholds: Thresholds) -> Decision:
@@ -419,7 +418,7 @@ def optimizer_consequence(
             found += endpoints
             # The p99, or over few steps the maximum.
             tails += [one for one in endpoints if one.limit.key in TAILS and one.before][:1]
-    margins = _fp16_margins(implementation_audits, thresholds.fp16_margin_ratio)
+    margins = _fp16_margins(implementation_audits, thresholds)
     alarms = [one for one in (*found, *margins) if one.beyond]
     worst, narrowest = (max(each, key=lambda one: one.excess, default=None) for each in (tails, margins))
     if worst is None and not alarms:
@@ -435,9 +434,9 @@ def optimizer_consequence(
     return OPTIMIZER.decision(value, limit, bool(alarms), sentence(*parts), effects)
 
 
-def _fp16_margins(audits: Sequence[ImplementationAudit], ratio: float) -> list[_Endpoint]:
+def _fp16_margins(audits: Sequence[ImplementationAudit], thresholds: Thresholds) -> list[_Endpoint]:
     """κ_min of every method next to that of CE on the same batches, where the audit has both."""
-    limit, margins = EndpointLimit("kappa_min", "largest safe fp16 scale κ", "falls", ratio), []
+    (limit,), margins = endpoint_limits(thresholds, ("kappa_min",)), list[_Endpoint]()
     for audit in audits:
         base = next((line.kappa_min for line in audit.overflow if line.method == CE), None)
         for line in audit.overflow:

@@ -115,7 +115,7 @@ def student_quantile(degrees: int) -> float:
     try:
         from scipy.stats import t
     except ImportError as error:
-        raise MissingDependencyError("scipy", "Judging a comparison", "audit") from error
+        raise MissingDependencyError("scipy", "Evaluating a comparison", "audit") from error
     return float(t.ppf(LEVEL, degrees))
 
 
@@ -180,19 +180,14 @@ def mean_over_tokens(means_B: Sequence[float | None], tokens_B: Sequence[int]) -
     return sum(mean * count for mean, count in zip(known, tokens_B, strict=True)) / sum(tokens_B)
 
 
-def judged_level(tokens: int, asked: float = QUANTILES[0]) -> float | None:
-    """The highest of 99.9, 99 and 95 %, up to `asked`, with at least 50 tokens beyond it; None if even 95 % has fewer."""
-    return next(
-        (level for level in QUANTILES if level <= asked and (1 - level) * tokens >= BEYOND - 1e-9),
-        None,
-    )
+def judged_level(tokens: int, wanted: float = QUANTILES[0]) -> float | None:
+    """The highest of 99.9, 99 and 95 %, up to `wanted`, with at least 50 tokens beyond it; None if even 95 % has fewer."""
+    return next((level for level in QUANTILES if level <= wanted and (1 - level) * tokens >= BEYOND - 1e-9), None)
 
 
-def effect_interval(
-    pairs_S: Sequence[tuple[BlockValues, BlockValues]], level: float | None, seed: int = 0
-) -> PairedInterval | None:
+def effect_interval(pairs_S: Sequence[tuple[BlockValues, BlockValues]], level: float | None) -> PairedInterval | None:
     """log(q_method / q_baseline) ± h over (baseline, method) pairs; None if q is not positive or cannot be read."""
-    group_B, drawn_RG = text_resamples(len(pairs_S[0][0].tokens_B), seed)
+    group_B, drawn_RG = text_resamples(len(pairs_S[0][0].tokens_B))
     groups = drawn_RG.shape[1]
     once_1G = np.ones((1, groups), dtype=np.int64)
     differences, resampled_SR = [], []
@@ -210,11 +205,11 @@ def effect_interval(
     return paired_interval(differences, float(np.std(means_R, ddof=1)), groups)
 
 
-def text_resamples(blocks: int, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def text_resamples(blocks: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(group of every block [B], how often each resample draws each group [R, G]); the same for the same text."""
     group_B = contiguous_groups(blocks)
     groups = int(group_B.max()) + 1
-    return group_B, np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), size=RESAMPLES)
+    return group_B, np.random.default_rng(0).multinomial(groups, np.full(groups, 1 / groups), size=RESAMPLES)
 
 
 @np.errstate(divide="ignore", invalid="ignore")

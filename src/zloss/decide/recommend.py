@@ -1,8 +1,10 @@
-"""From audit and matched runs to one recommendation: candidates, their cost, their verdicts, the answer."""
+"""From audit and matched runs to one recommendation: candidates, their cost, their verdicts, the answer.
+
+One module above 500 lines: the rules of one protocol, in the order in which it applies them.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,10 +23,11 @@ from zloss.decide.stages import (
     signed,
 )
 from zloss.decide.thresholds import Thresholds
+from zloss.decide.verdict import CE, CENTERED_HEAD, GAIN_AWARE, STANDARD
 from zloss.decide.verdict_parts import EFFECT, endpoint_limits, quality_span
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
-from zloss.results.comparison import FEW_STEPS, Comparison, Verdict, VerdictName
+from zloss.results.comparison import FEW_STEPS, Comparison, Verdict, VerdictName, VerdictParts
 from zloss.results.decision import Action, ActionVerdict, Decision, LambdaBudget
 from zloss.results.recommendation import NOT_TESTED, Arm, Level, Recommendation
 from zloss.results.run_config import MU_CENTERING, MU_LOSS, UNPENALIZED
@@ -33,11 +36,8 @@ from zloss.results.steps import PHI, StepRecord
 DEFAULT_COEF = 1e-4
 """λ where R_Z was not measured: that of the paper's quality-neutral runs."""
 SMALLER = 0.1
-STANDARD, GAIN_AWARE, CENTERED_HEAD, CE = "standard", "gain-aware", "centered-head", "ce"
 CE_ARM = Arm(CE, 0.0, (), "the baseline")
 LEAST_STEPS, MOST_STEPS, STEP_UNIT = FEW_STEPS, 1000, 50
-LEAST_RUNS = 4
-"""Runs of the smallest plan: CE and one arm, on the selecting seed and on one confirming seed."""
 MOST_CONFIRMING = 5
 """Maximum number of confirming seeds that leftover time is spent on."""
 SHARE = 0.9
@@ -69,11 +69,11 @@ def candidates(report: AuditReport) -> tuple[Arm, ...]:
         (STANDARD, raw, (TRANSPORT, PATHWAY)),
         (GAIN_AWARE, raw, (TRANSPORT,)),
     ]
-    arms = []
-    for method, (coef, note), proposed_by in proposals:
-        names = tuple(stage.name for stage in proposed_by if stage.name in fired)
-        if names:
-            arms.append(Arm(method, coef, names, note))
+    arms = [
+        Arm(method, coef, names, note)
+        for method, (coef, note), proposed_by in proposals
+        if (names := tuple(stage.name for stage in proposed_by if stage.name in fired))
+    ]
     arms = arms or [Arm(STANDARD, raw[0], (), f"no stage fired; the usual recipe to compare with, {raw[1]}")]
     smaller = [
         replace(arm, coef=one_digit(SMALLER * arm.coef), note=f"a tenth of the λ of {arm.label}")
@@ -94,13 +94,13 @@ def named_arms(names: Sequence[str]) -> tuple[Arm, ...]:
         method, colon, written = name.partition(":")
         if method in (CE, CENTERED_HEAD):
             raise InputError(f"`methods` has {name!r}, which every recommendation measures: leave it out.")
-        coef = 0.0 if method in UNPENALIZED else DEFAULT_COEF
-        with contextlib.suppress(ValueError):
-            coef = float(written) if colon else coef
-            if 0 <= coef < math.inf and (coef == 0) == (method in UNPENALIZED):
-                arms.append(Arm(method, coef, (), "requested"))
-                continue
-        raise InputError(f"`methods` has {name!r}, but is expected to list METHOD or METHOD:COEFFICIENT.")
+        try:
+            coef = float(written) if colon else 0.0 if method in UNPENALIZED else DEFAULT_COEF
+        except ValueError:
+            coef = math.nan
+        if not 0 <= coef < math.inf or (coef == 0) != (method in UNPENALIZED):
+            raise InputError(f"`methods` has {name!r}, but is expected to list METHOD or METHOD:COEFFICIENT.")
+        arms.append(Arm(method, coef, (), "requested"))
     return tuple(dict.fromkeys(arms))
 
 
@@ -139,6 +139,10 @@ def with_references(arms: Sequence[Arm]) -> tuple[Arm, ...]:
 # Time
 
 
+RunKey = tuple[str, float, int]
+"""(method, λ, seed) of a run."""
+
+
 @dataclass(frozen=True)
 class Speed:
     """The measured cost of one run, in seconds."""
@@ -148,7 +152,7 @@ class Speed:
     run: float
     """Everything in a run except its steps."""
     fixed: float
-    """Everything outside of runs: the time spent so far and the audits that remain."""
+    """Everything outside the runs: the time spent so far and the audits that remain."""
     spent: float = 0.0
     """The part of `fixed` that earlier commands on the same folder took."""
 
@@ -164,14 +168,14 @@ def plan_time(
     *,
     budget: float | None,
     steps: int | None = None,
-    kept: Collection[tuple[str, float, int]] = (),
+    kept: Collection[RunKey] = (),
 ) -> tuple[tuple[Arm, ...], tuple[int, ...], int]:
     """(arms with a run of the first seed, references included; seeds; steps of a run) for a budget in seconds.
 
         seconds = fixed + runs · (steps · step + run)
         runs = 1 + arms + confirmation seeds · (2, or 3 where Gain-aware may be chosen) − runs that are kept
 
-    `kept`: (method, λ, seed) of the runs in the folder, which take no time. Without a budget all arms, with `steps` or 100 steps
+    `kept`: the runs in the folder, which take no time. Without a budget all arms, with `steps` or 100 steps
     each. Fewer arms rather than shorter runs: every run has at least 100 steps. Where not all candidates fit, the last ones are
     left out, down to one; then confirmation seeds, down to one; then the budget is too small. If all fit, the runs get more
     steps.
@@ -188,7 +192,7 @@ def plan_time(
             longer = range(MOST_STEPS, per_run, -STEP_UNIT) if grows else ()
             return arms, of_seeds, next((more for more in longer if speed.seconds(runs, more) <= room), per_run)
     assert budget is not None
-    runs = planned_runs(candidates[:1], seeds[:2], kept) if kept else LEAST_RUNS
+    runs = planned_runs(with_references(candidates[:1]), seeds[:2], kept)
     needed = rounded_duration(speed.spent + (speed.seconds(runs, per_run) - speed.spent) / SHARE)
     spent = f", of which {rounded_duration(speed.spent)} are already spent in this folder" if speed.spent else ""
     raise InputError(
@@ -198,22 +202,20 @@ def plan_time(
     )
 
 
-def planned_runs(arms: Sequence[Arm], seeds: Sequence[int], kept: Collection[tuple[str, float, int]] = ()) -> int:
+def planned_runs(arms: Sequence[Arm], seeds: Sequence[int], kept: Collection[RunKey] = ()) -> int:
     """CE and the arms on the first seed; CE, the chosen arm and its reference on the others; without those that are `kept`."""
     first = sum((*arm.key, seeds[0]) not in kept for arm in (CE_ARM, *arms))
     return first + sum(confirming_runs(arms, seed, kept) for seed in seeds[1:])
 
 
-def confirming_runs(arms: Sequence[Arm], seed: int, kept: Collection[tuple[str, float, int]] = ()) -> int:
-    """Runs that a confirming seed still needs; of the kept arms, any may be the chosen one."""
-    wanted = runs_per_seed(arms)
+def confirming_runs(arms: Sequence[Arm], seed: int, kept: Collection[RunKey] = ()) -> int:
+    """Runs that a confirming seed still needs: CE, the chosen arm, and Standard where Gain-aware may be chosen.
+
+    Of the kept arms, any may be the chosen one.
+    """
+    wanted = 3 if any(arm.method == GAIN_AWARE for arm in arms) else 2
     arms_kept = sum((*arm.key, seed) in kept for arm in arms)
     return wanted - ((*CE_ARM.key, seed) in kept) - min(arms_kept, wanted - 1)
-
-
-def runs_per_seed(arms: Sequence[Arm]) -> int:
-    """Runs of a confirming seed: CE, the chosen arm, and Standard where Gain-aware may be chosen."""
-    return 3 if any(arm.method == GAIN_AWARE for arm in arms) else 2
 
 
 def extra_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
@@ -338,23 +340,21 @@ def evaluate_arms(comparison: Comparison) -> tuple[EvaluatedArm, ...]:
         method, numbers = methods[verdict.method, verdict.coef], verdict.parts.coordinate.numbers
         quality = {} if verdict.parts.quality is None else verdict.parts.quality.numbers
         ratios = [question.get("ratio") for question in numbers.get("questions") or [numbers]]
+        ratio = None if None in ratios else max(ratios)
         # p99 ‖δ_u‖ in the coordinate and with the weight that the method deploys, over that of CE on raw logits.
         heads = method.heads.centered if method.coordinate == "centered" else method.heads.raw
         deployed = heads.get("delta_u_99_gain_aware" if method.method == GAIN_AWARE else "delta_u_99")
         reference = base.heads.raw.get("delta_u_99")
-        arm = EvaluatedArm(
-            verdict,
-            delta_ce=quality.get("delta_ce"),
-            ratio=None if None in ratios else max(ratios),
-            transported=deployed.mean / reference.mean if deployed and reference and reference.mean else None,
-            objection="",
-        )
-        arms.append(replace(arm, objection=_objection(arm, quality.get("tolerance_ce"))))
+        transported = deployed.mean / reference.mean if deployed and reference and reference.mean else None
+        objection = _objection(verdict, quality, ratio, transported)
+        arms.append(EvaluatedArm(verdict, quality.get("delta_ce"), ratio, transported, objection))
     return tuple(arms)
 
 
-def _objection(arm: EvaluatedArm, tolerance: float | None) -> str:
-    verdict, delta, ratio, transported = arm.verdict, arm.delta_ce, arm.ratio, arm.transported
+def _objection(
+    verdict: Verdict, quality: Mapping[str, float | None], ratio: float | None, transported: float | None
+) -> str:
+    delta, tolerance = quality.get("delta_ce"), quality.get("tolerance_ce")
     if verdict.verdict == "rejected":
         return "rejected: " + " ".join(verdict.reasons or ()).rstrip(".")
     if delta is None:
@@ -366,7 +366,7 @@ def _objection(arm: EvaluatedArm, tolerance: float | None) -> str:
     if ratio > math.exp(EFFECT):
         return f"the quantity it is meant to lower is × {ratio:.4g}, not at least 1 % lower"
     if transported is not None and transported > 1:
-        more = ": a Z-loss would push harder on the centered head" if arm.key[0] == CENTERED_HEAD else ""
+        more = ": a Z-loss would push harder on the centered head" if verdict.method == CENTERED_HEAD else ""
         return f"p99 ‖δ_u‖ as deployed is × {transported:.4g} that of CE{more}"
     return ""
 
@@ -489,23 +489,22 @@ def nothing_calls_for_it(found: Recommendation) -> bool:
     return acts and nothing_matters(found.stages) and not _improves_ce(found)
 
 
-def _verdict_of(found: Recommendation) -> Verdict | None:
-    key = (found.objective, found.coef)
-    return next((one for one in found.confirmation if (one.method, one.coef) == key), None)
+def _parts_of(verdicts: Sequence[Verdict], method: str | None, coef: float | None) -> VerdictParts:
+    """The parts of the verdict on one method; empty without one."""
+    parts = (one.parts for one in verdicts if (one.method, one.coef) == (method, coef))
+    return next(filter(None, parts), VerdictParts())
 
 
 def _improves_ce(found: Recommendation) -> bool:
     """Whether the whole interval of ΔCE is below 0."""
-    verdict = _verdict_of(found)
-    quality = None if verdict is None or verdict.parts is None else verdict.parts.quality
+    quality = _parts_of(found.confirmation, found.objective, found.coef).quality
     return quality is not None and quality.interval is not None and quality.interval.upper < 0
 
 
 def _lowered(found: Recommendation) -> str:
     """What a Z-loss that is not confirmed lowered on fresh seeds, and what that did to CE, in a phrase."""
-    verdict, where = _verdict_of(found), _fresh(len(found.confirmation_seeds))
-    parts = None if verdict is None else verdict.parts
-    lowered = None if parts is None or parts.coordinate is None else parts.coordinate
+    parts, where = _parts_of(found.confirmation, found.objective, found.coef), _fresh(len(found.confirmation_seeds))
+    lowered, quality = parts.coordinate, parts.quality
     if lowered is None or lowered.numbers.get("ratio") is None:
         return f"it passed {where}, but is not confirmed"
     quantity, ratio, span = lowered.numbers.get("quantity"), lowered.numbers["ratio"], lowered.interval
@@ -513,7 +512,7 @@ def _lowered(found: Recommendation) -> str:
     shown = f"p{100 * level:g} of {quantity}" if level else f"the mean of {quantity}"
     bounds = "no interval" if span is None else f"{span.lower:.3g} to {span.upper:.3g}"
     said = f"{where} {shown} was × {ratio:.3g} that of CE ({bounds})"
-    numbers = {} if parts is None or parts.quality is None else parts.quality.numbers
+    numbers = {} if quality is None else quality.numbers
     if numbers.get("delta_ce") is not None:
         half = numbers.get("half_width")
         said += f" at ΔCE = {signed(numbers['delta_ce'])}{'' if half is None else f' ± {half:.2g}'} nat"
@@ -555,30 +554,30 @@ def _listed(items: Sequence[str]) -> str:
 
 
 def costs(
-    comparison: Comparison | None,
+    comparison: Comparison,
     method: str | None,
     coef: float | None,
     *,
     seconds_ratio: float | None,
     extra_bytes: int,
 ) -> tuple[str, ...]:
-    """What the answer costs: quality, gradient, time, memory. `seconds_ratio`: time of a step over that of CE."""
+    """What the answer costs, from the comparison that decided it: quality, gradient, time, memory.
+
+    `seconds_ratio`: time of a step over that of CE.
+    """
     if method is None or method == CE:
         return ()
-    found, key = list[str](), (method, coef)
-    if comparison is not None:
-        verdict = next((one for one in comparison.quality.methods if (one.method, one.coef) == key), None)
-        compared = next((one for one in comparison.methods if (one.method, one.coef) == key), None)
-        if verdict is not None and verdict.parts is not None and verdict.parts.quality is not None:
-            numbers = verdict.parts.quality.numbers
-            lower, upper, tolerance = (numbers.get(key) for key in ("lower_ppl", "upper_ppl", "tolerance_ppl"))
-            if lower is not None and upper is not None:
-                found.append(
-                    f"Perplexity: {signed(lower)} to {signed(upper)}, where a rise of {tolerance:.3g} would be accepted."
-                )
-        if compared is not None and (r_aux := compared.mean("r_aux")):
-            said = f"the Z-loss gradient at the head is {100 * r_aux:.2g} % of the CE gradient"
-            found.append(f"Gradient: after training, {said}.")
+    found, quality = list[str](), _parts_of(comparison.quality.methods, method, coef).quality
+    numbers = {} if quality is None else quality.numbers
+    lower, upper, tolerance = (numbers.get(key) for key in ("lower_ppl", "upper_ppl", "tolerance_ppl"))
+    if lower is not None and upper is not None:
+        found.append(
+            f"Perplexity: {signed(lower)} to {signed(upper)}, where a rise of {tolerance:.3g} would be accepted."
+        )
+    compared = next((one for one in comparison.methods if (one.method, one.coef) == (method, coef)), None)
+    if compared is not None and (r_aux := compared.mean("r_aux")):
+        said = f"the Z-loss gradient at the head is {100 * r_aux:.2g} % of the CE gradient"
+        found.append(f"Gradient: after training, {said}.")
     if method == CENTERED_HEAD:
         found.append("No training needed: the head is centered once.")
         if extra_bytes:
@@ -649,9 +648,9 @@ def decide_answer(
     elif chosen.passes and confirmed.passes:
         return _confirmed(confirmed)
     else:
-        selected = "The best arm" if chosen.passes else "No arm passed selection; the nearest,"
-        said = confirmed.objection or "selection said no"
-        why = f"{selected} {chosen.verdict.label}, did not pass confirmation: {said}."
+        selected = "The best arm," if chosen.passes else "No arm passed selection; the nearest,"
+        then = f"did not pass confirmation: {confirmed.objection}" if confirmed.objection else "passed confirmation"
+        why = f"{selected} {chosen.verdict.label}, {then}."
     if centered_head is not None and centered_head.passes and (chosen is None or centered_head.key != chosen.key):
         return _confirmed(centered_head, why)
     if chosen is not None and confirmed is not None and (chosen.passes or confirmed.passes):

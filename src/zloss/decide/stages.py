@@ -1,4 +1,4 @@
-"""The eight stages of the decision map, what one says, and the budget of λ."""
+"""The eight stages of the decision map, the decision of a stage, and the λ budget."""
 
 from __future__ import annotations
 
@@ -229,13 +229,13 @@ REMEDIES = {
     "reported_z_dtype": "report Z in fp32",
     "returned_values": "return the loss to train on first, and state which of the other values is Z",
 }
-"""Finding → remedy, in the order in which they should be made: what makes the trained objective wrong comes first."""
+"""Finding → remedy, in the order in which to apply them: what makes the trained objective wrong comes first."""
 
 
 def remedies_for(findings: Sequence[str]) -> str:
     """One sentence with the remedy of each finding, each once, the most serious first; a finding without one is named."""
     known = [remedy for finding, remedy in REMEDIES.items() if finding in findings]
-    unknown = [f"mend {finding}" for finding in findings if finding not in REMEDIES]
+    unknown = [f"fix {finding}" for finding in findings if finding not in REMEDIES]
     return sentence(*dict.fromkeys([*known, *unknown])).removesuffix(".")
 
 

@@ -26,7 +26,7 @@ from zloss.decide.verdict_parts import (
 )
 from zloss.errors import InputError
 from zloss.results.audit import HeadNumbers
-from zloss.results.comparison import ComparedMethod, Comparison, Verdict, VerdictName, VerdictPart, VerdictParts
+from zloss.results.comparison import ComparedMethod, Comparison, State, Verdict, VerdictName, VerdictPart, VerdictParts
 from zloss.results.options import Coordinate
 from zloss.results.run_config import MU_CENTERING, MU_LOSS, OFF
 from zloss.results.run_metrics import (
@@ -39,15 +39,17 @@ from zloss.results.run_metrics import (
     RunMetrics,
 )
 
-ALL = 3
-"""Parts that must hold for an accepted method."""
 DIAGNOSED = "p_z_999"
 """Quantity of `delta_diagnosed` unless another one is requested."""
 CE, STANDARD, GAIN_AWARE, CENTERED_HEAD = "ce", "standard", "gain-aware", "centered-head"
 LOWER_THE_SHIFT = (CENTERED_HEAD, MU_LOSS, MU_CENTERING)
 """Methods that have to lower |μ|."""
-NOTHING_TO_LOWER = ("ce", OFF)
-"""Names of CE and of the absent router loss."""
+OUTCOMES: dict[State, tuple[VerdictName, bool | None]] = {
+    "holds": ("accepted", True),
+    "fails": ("rejected", False),
+    "open": ("inconclusive", None),
+}
+"""State of the deciding parts → the verdict, and whether the method is accepted."""
 
 
 def method_verdict(
@@ -109,14 +111,8 @@ def with_parts(verdict: Verdict, parts: VerdictParts) -> Verdict:
         return replace(verdict, accepted=None, reasons=(), parts=parts)
     named = parts.named()
     states = [part.state for _, part in named]
-    name: VerdictName
-    accepted: bool | None
-    if "fails" in states:
-        name, accepted, deciding = "rejected", False, "fails"
-    elif states == ["holds"] * ALL:
-        name, accepted, deciding = "accepted", True, "holds"
-    else:
-        name, accepted, deciding = "inconclusive", None, "open"
+    deciding: State = "fails" if "fails" in states else "holds" if states == ["holds"] * 3 else "open"
+    name, accepted = OUTCOMES[deciding]
     reasons = tuple(f"{key}: {part.reason}" for key, part in named if part.state == deciding)
     return replace(verdict, accepted=accepted, reason=" ".join(reasons), verdict=name, reasons=reasons, parts=parts)
 
@@ -176,9 +172,7 @@ def coordinate_part(
         key = f"{stem}.{'raw' if stem == SHIFT_SQUARED else run.coordinate}"
         return _quantity_part((name, key, key, quantile), pairs)
     if other_target:
-        reason = (
-            "the runs train with another target, but validation measures |log Z − log V|: only c = log V can be judged."
-        )
+        reason = "the runs train with another target, but validation measures |log Z − log V|: only c = log V can be evaluated."
         return VerdictPart("open", reason)
     quantities = diagnosed_quantities(method, run.coordinate, baseline.coordinate)
     if not quantities:
@@ -284,7 +278,7 @@ def _from_file(comparison: Comparison, method: ComparedMethod, stated: Verdict, 
     base = comparison.baseline_method
     if base is None or method is base:
         return stated
-    if method.method.split(" + ")[0] in NOTHING_TO_LOWER:
+    if method.method.split(" + ")[0] in (CE, OFF):
         coordinate = None
     elif comparison.router is not None:
         coordinate = _router_scale(comparison, method, thresholds)

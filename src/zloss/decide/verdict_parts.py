@@ -171,9 +171,9 @@ def judge_endpoints(limits: Sequence[EndpointLimit], pairs_S: Sequence[tuple[End
 
 
 def judge_effect(
-    name: str, pairs_S: Sequence[tuple[BlockValues, BlockValues]], asked: float | None = QUANTILES[0]
+    name: str, pairs_S: Sequence[tuple[BlockValues, BlockValues]], wanted: float | None = QUANTILES[0]
 ) -> VerdictPart:
-    """Whether `name` falls by at least 1 %, from (baseline, method) of every seed; `asked`: its quantile, None for its mean.
+    """Whether `name` falls by at least 1 %, from (baseline, method) of every seed; `wanted`: its quantile, None for its mean.
 
     d_s = log(q_method / q_baseline) for a quantile or a mean q over validation tokens. The part holds if the upper end of
     the interval is at most log 0.99, fails ("no effect") if the lower end is above it, else it is open.
@@ -181,20 +181,20 @@ def judge_effect(
     if not pairs_S:
         return VerdictPart("open", f"{name}: the runs did not record it per block; run them again.")
     tokens, seeds = sum(pairs_S[0][0].tokens_B), len(pairs_S)
-    level = None if asked is None else judged_level(tokens, asked)
+    level = None if wanted is None else judged_level(tokens, wanted)
     shown, numbers = f"mean of {name}", {"quantity": name, "level": level}
-    if asked is not None:
+    if wanted is not None:
         if level is None:
             few = f"{tokens} validation tokens leave fewer than {BEYOND} beyond the 95 % quantile"
             return VerdictPart("open", f"{name}: {few}; validate on more text.")
         shown = f"p{100 * level:g} of {name}"
-        if level < asked:
+        if level < wanted:
             # The ratio at the quantile that is meant is shown too.
-            shown += f" (p{100 * asked:g} has fewer than {BEYOND} tokens beyond it)"
-            meant = [(base.quantile(asked), run.quantile(asked)) for base, run in pairs_S]
+            shown += f" (p{100 * wanted:g} has fewer than {BEYOND} tokens beyond it)"
+            meant = [(base.quantile(wanted), run.quantile(wanted)) for base, run in pairs_S]
             if all(before > 0 and after > 0 for before, after in meant):
                 ratio = statistics.geometric_mean(after / before for before, after in meant)
-                numbers |= {"unjudged_level": asked, "unjudged_ratio": ratio}
+                numbers |= {"unjudged_level": wanted, "unjudged_ratio": ratio}
         if all(run.quantile(level) == 0 and base.quantile(level) > 0 for base, run in pairs_S):
             numbers |= {"ratio": 0.0, "seeds": seeds}
             if seeds < 2:

@@ -109,7 +109,7 @@ def audit_model(
     elif path is not None:
         checkpoint = None
     else:
-        raise InputError(f"`model` is expected to be a torch module or a name, but is a {type(model).__name__}.")
+        raise InputError(f"`model` is expected to be a torch module or a name, but got {type(model).__name__}.")
     files = [texts] if isinstance(texts, (str, os.PathLike)) else texts or ()
     config = AuditConfig(
         model=path,
@@ -134,7 +134,7 @@ def audit_model(
 
 
 def _check_tokenizer(tokenizer: Any, *, reads_text: bool) -> None:
-    """A tokenizer turns ids into text; one that also reads text is called like those of transformers."""
+    """Any tokenizer needs `decode`; one that reads the text is also called, as those of transformers are."""
     if tokenizer is None:
         return
     kind = type(tokenizer).__name__
@@ -145,7 +145,7 @@ def _check_tokenizer(tokenizer: Any, *, reads_text: bool) -> None:
         )
     if reads_text and not callable(tokenizer):
         raise InputError(
-            f"`tokenizer` is a {kind}, which can show text but not read it as a tokenizer of transformers does: pass `tokens`, "
+            f"`tokenizer` is a {kind}, which can decode text but not encode it as a transformers tokenizer does: pass `tokens`, "
             "ids [B, N + 1]."
         )
 

@@ -35,6 +35,7 @@ from zloss.models.checkpoint import (
 from zloss.models.gguf import converted_gguf
 from zloss.models.output_head import find_head, hidden_states
 from zloss.protocol.center_files import (
+    PPL_AGREEMENT,
     WeightFiles,
     findings_of,
     plan_change,
@@ -59,8 +60,6 @@ GREEDY_TOKENS = 64
 PROMPT_TOKENS = 16
 AS_YOU_LIKE = "Keep the original or the copy, as you like"
 """How the sentence of a neutral copy begins."""
-PPL_AGREEMENT = 1e-6
-"""Relative difference of PPL up to which a copy counts as verified."""
 PPL_RISE, PPL_RISE_16_BIT = 1e-5, 1e-3
 """Largest relative rise of PPL that rounding explains, for a head stored in 32 or 64 bits and in 16 bits: rounding the centered
 head of SmolLM2 to bf16 moves log-probabilities by 0.015 nat (RMS), their mean over some thousand tokens by a few 1e-4."""
@@ -158,7 +157,7 @@ def _center(config: CenterConfig, source: Path, out: Path, progress: Progress, c
             provenance=Provenance(**shared_keys(command, started, time.perf_counter() - begin)),
         )
         verdict = judge_copy(result, shift_noise=config.shift_noise, shift_bits=config.shift_bits)
-        result = replace(result, verdict=verdict, findings=findings_of(result, PPL_AGREEMENT))
+        result = replace(result, verdict=verdict, findings=findings_of(result))
         write_json(part / FILE, {"schema": Centering.SCHEMA, **to_plain(result)})
         write_card(files.folder, part, result)
     return result

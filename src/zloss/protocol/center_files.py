@@ -25,6 +25,8 @@ BETWEEN = ("project_in", "embed_layer_norm", "emb_layer_norm", "word_embeddings_
 CARD = "README.md"
 NOT_CARRIED = {INDEX, CARD, FILE, LOCK_FILE, "config.json", "zloss.json"}
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+PPL_AGREEMENT = 1e-6
+"""Relative difference of PPL up to which a copy counts as verified."""
 
 
 # What changes
@@ -208,7 +210,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 # Model card
 
 
-def findings_of(result: Centering, ppl_agreement: float) -> tuple[str, ...]:
+def findings_of(result: Centering) -> tuple[str, ...]:
     """What the comparison of this copy with its original showed, in sentences."""
     before, after, valid = result.before, result.after, result.valid_vocab
 
@@ -229,7 +231,7 @@ def findings_of(result: Centering, ppl_agreement: float) -> tuple[str, ...]:
         )
     rounded = [dtype for dtype in result.stored_dtype.split(", ") if dtype not in ("float32", "float64")]
     if result.verified:
-        found.append(f"Verified: PPL agrees to {ppl_agreement:g} and the continuations are equal.")
+        found.append(f"Verified: PPL agrees to {PPL_AGREEMENT:g} and the continuations are equal.")
     else:
         why = (
             f"the changed tensors are stored in {' and '.join(rounded)}, which rounds them once more, so "

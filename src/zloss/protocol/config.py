@@ -31,6 +31,7 @@ from zloss.results.options import (
     check_counts,
     check_numbers,
     check_optional_counts,
+    refuse,
 )
 from zloss.results.recommendation import Arm
 from zloss.results.run_config import MU_LOSS, TrainConfig
@@ -237,22 +238,26 @@ class RecommendConfig(TextOptions):
         check_optional_counts(self, ("max_arms", "micro_batch"))
         if self.warmup is not None:
             check_counts(self, ("warmup",), least=0)
-        if self.steps is not None and (isinstance(self.steps, bool) or self.steps < LEAST_STEPS):
-            raise InputError(
+        refuse(
+            (
+                self.steps is not None and (isinstance(self.steps, bool) or self.steps < LEAST_STEPS),
                 f"`steps` is expected to be at least {LEAST_STEPS}, but got {self.steps!r}: a p99 over fewer steps is little "
-                "more than their maximum."
-            )
-        if not self.runs and len(self.seeds) < 2:
-            raise InputError(
-                "`seeds` is expected to list at least two seeds: the first selects an arm, the others confirm it."
-            )
-        if len(set(self.seeds)) != len(self.seeds) or any(seed < 0 for seed in self.seeds):
-            raise InputError(f"`seeds` is expected to be different whole numbers ≥ 0, but got {list(self.seeds)!r}.")
-        if self.valid_blocks < LEAST_VALID_BLOCKS or self.valid_blocks * self.block_size < LEAST_VALID_TOKENS:
-            raise InputError(
+                "more than their maximum.",
+            ),
+            (
+                not self.runs and len(self.seeds) < 2,
+                "`seeds` is expected to list at least two seeds: the first selects an arm, the others confirm it.",
+            ),
+            (
+                len(set(self.seeds)) != len(self.seeds) or any(seed < 0 for seed in self.seeds),
+                f"`seeds` is expected to be different whole numbers ≥ 0, but got {list(self.seeds)!r}.",
+            ),
+            (
+                self.valid_blocks < LEAST_VALID_BLOCKS or self.valid_blocks * self.block_size < LEAST_VALID_TOKENS,
                 f"`valid_blocks` is expected to be at least {LEAST_VALID_BLOCKS} and to give {LEAST_VALID_TOKENS} tokens, but is "
-                f"{self.valid_blocks} of {self.block_size}: each half needs 8 groups of text and 50 tokens beyond its p95."
-            )
+                f"{self.valid_blocks} of {self.block_size}: each half needs 8 groups of text and 50 tokens beyond its p95.",
+            ),
+        )
         _ = self.budget_seconds
 
     @property

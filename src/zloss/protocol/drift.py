@@ -187,15 +187,12 @@ def next_command(drift: Drift, config: DriftConfig, folder: Path) -> tuple[str, 
             "that you believe it does"
         )
     shifted = any(one.quantity in SHIFT_KEYS for one in invisible)
+    kept_in = folder / CHECKPOINTS / _folder_name(last.name)
+    words, why = ["zloss", "report", str(kept_in)], "read the audit of the last checkpoint, which says what matters"
     if shifted and last.revision is None and not any(one.coordinate == "centered" for one in invisible):
         words = ["zloss", "center", last.model, *text, "--out", "zloss-centered"]
-        return shlex.join(
-            words
-        ), "write a centered copy of the last checkpoint, and see what the shift costs in 16 bits"
-    kept_in = folder / CHECKPOINTS / _folder_name(last.name)
-    return shlex.join(
-        ["zloss", "report", str(kept_in)]
-    ), "read the audit of the last checkpoint, which says what matters"
+        why = "write a centered copy of the last checkpoint, and see what the shift costs in 16 bits"
+    return shlex.join(words), why
 
 
 # Which checkpoints

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -24,10 +25,8 @@ from zloss.console import Progress, Silent
 from zloss.decide.decision_map import with_decisions
 from zloss.decide.recommend import (
     CE_ARM,
-    CENTERED_HEAD,
-    GAIN_AWARE,
     LEAST_STEPS,
-    STANDARD,
+    RunKey,
     certain_rejection,
     confirming_runs,
     evaluate_arms,
@@ -39,6 +38,7 @@ from zloss.decide.recommend import (
 )
 from zloss.decide.stages import signed
 from zloss.decide.thresholds import Thresholds
+from zloss.decide.verdict import CENTERED_HEAD, GAIN_AWARE, STANDARD
 from zloss.errors import InputError, UnknownNameError
 from zloss.jobs import Job
 from zloss.models.checkpoint import Checkpoint, load_checkpoint, model_fingerprint
@@ -245,7 +245,7 @@ class _Work:
             return self.audit(start.checkpoint), before
         steps = config.steps or (None if before is None else before.steps)
         cost: RunCost | None = None
-        kept = frozenset[tuple[str, float, int]]()
+        kept = frozenset[RunKey]()
         if timed:
             kept = job.from_first(self._kept_runs, before)
             self._say_spent(kept)
@@ -288,21 +288,19 @@ class _Work:
             )
         return identity, found
 
-    def _kept_runs(self, before: RecommendPlan | None) -> frozenset[tuple[str, float, int]]:
-        """(method, λ, seed) of the runs in the folder, finished or stopped early, that a new plan keeps."""
+    def _kept_runs(self, before: RecommendPlan | None) -> frozenset[RunKey]:
+        """The runs in the folder, finished or stopped early, that a new plan keeps."""
         if before is None:
             return frozenset()
         arms = {arm.key: arm for arm in (*before.arms, *named_arms(self.config.methods))}
         arms |= {(one.method, one.coef): Arm(one.method, one.coef) for one in before.left_out}
-        kept = set()
-        for arm in arms.values():
-            for seed in self.config.seeds:
-                _, place = self._run_place(before, arm, seed)
-                if is_finished(place) or stopped_arm(place, arm) is not None:
-                    kept.add((*arm.key, seed))
-        return frozenset(kept)
+        return frozenset(
+            (*arm.key, seed)
+            for arm, seed in itertools.product(arms.values(), self.config.seeds)
+            if is_finished(place := self._run_place(before, arm, seed)[1]) or stopped_arm(place, arm) is not None
+        )
 
-    def _say_spent(self, kept: Collection[tuple[str, float, int]]) -> None:
+    def _say_spent(self, kept: Collection[RunKey]) -> None:
         """What earlier commands on this folder took, which counts towards the budget, and what it saves now."""
         if kept and self.config.budget_seconds is not None:
             spent, budget = rounded_duration(self._seconds_before), rounded_duration(self.config.budget_seconds)
@@ -310,11 +308,7 @@ class _Work:
             self.say(f"{spent} of the {budget} were already spent in this folder; {runs} no more time")
 
     def _check_budget(
-        self,
-        cost: RunCost,
-        steps: int | None,
-        before: RecommendPlan | None,
-        kept: Collection[tuple[str, float, int]],
+        self, cost: RunCost, steps: int | None, before: RecommendPlan | None, kept: Collection[RunKey]
     ) -> None:
         """Reject a budget that has no room for one arm on two seeds, before the audit begins."""
         config, known = self.config, (self.folder / AUDIT_FILE).is_file()
@@ -367,10 +361,7 @@ class _Work:
                 steps=plan.steps,
                 tokens=tokens,
                 known=config.training.known,
-                assumed=(
-                    *config.training.assumed,
-                    *((BF16_LOGITS,) if config.precision == "fp32" else ()),
-                ),
+                assumed=(*config.training.assumed, *((BF16_LOGITS,) if config.precision == "fp32" else ())),
             ),
             arms=tuple(tried),
             selection=self._compare(runs, "selection"),
@@ -577,10 +568,8 @@ class _Work:
         self.say("implementation audit")
         answer, carried = trials.answer(), trials.carried
         key = (answer.method, answer.coef) if answer.method and answer.coef else carried.key if carried else CE_ARM.key
-        config, file = (
-            self.config.implementation_config(Arm(*key)),
-            self.folder / "implementation" / IMPLEMENTATION_FILE,
-        )
+        config = self.config.implementation_config(Arm(*key))
+        file = self.folder / "implementation" / IMPLEMENTATION_FILE
         of = f"{trials.tested.model} {trials.tested.text} {trials.report.provenance.extra.get(IDENTITY)}"
         identity = f"{of} {config.methods} {config.coef:g} {config.precision}"
         kept = _kept_record(file, ImplementationAudit, identity)

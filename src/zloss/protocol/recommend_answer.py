@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 import statistics
@@ -12,8 +11,6 @@ from functools import cached_property
 
 from zloss.decide.decision_map import decide
 from zloss.decide.recommend import (
-    CE,
-    CENTERED_HEAD,
     MOST_CONFIRMING,
     ON_CHECKPOINT,
     Answer,
@@ -27,6 +24,7 @@ from zloss.decide.recommend import (
 )
 from zloss.decide.stages import SOURCE, inside
 from zloss.decide.thresholds import Thresholds
+from zloss.decide.verdict import CE, CENTERED_HEAD
 from zloss.head.source import explain
 from zloss.objectives import CenteredHead, StandardZLoss, make_objective
 from zloss.protocol.config import RecommendConfig
@@ -136,8 +134,7 @@ def make_recommendation(
     earlier: Recommendation | None = None,
 ) -> Recommendation:
     """The record; all eight stages are evaluated from everything that was measured. `earlier`: the answer that the folder has."""
-    answer, report, confirmation = trials.answer(), trials.report, trials.confirmation
-    comparison = confirmation or trials.selection
+    answer, report, comparison = trials.answer(), trials.report, trials.confirmation or trials.selection
     decisions = decide(
         report,
         comparisons=(comparison,),
@@ -174,7 +171,7 @@ def make_recommendation(
         confidence="",
         why=(*answer.why, *fired),
         cost=costs(
-            confirmation,
+            comparison,
             answer.method,
             answer.coef,
             seconds_ratio=statistics.median(of_arm) / statistics.median(of_ce) if of_arm and of_ce else None,
@@ -258,8 +255,10 @@ REPLACED = ("seeds", "out", "budget", "steps", "methods", "max-arms")
 """Options of the command that a repetition with more seeds sets itself."""
 
 
-def next_command(found: Recommendation, config: RecommendConfig, argv: Sequence[str]) -> tuple[str, str]:
-    """(the command that follows from the answer, what to do and learn with it); `argv` is the command line after `zloss`.
+def next_command(found: Recommendation, config: RecommendConfig, argv: Sequence[str], out: str) -> tuple[str, str]:
+    """(the command that follows from the answer, what to do and learn with it).
+
+    `argv` is the command line after `zloss`, `out` the folder of the answer.
 
     An undecided answer is repeated in a new folder, on fresh seeds whose number is set beforehand, for the arm in question
     alone: seeds that are added after an answer was seen favor good answers.
@@ -268,10 +267,8 @@ def next_command(found: Recommendation, config: RecommendConfig, argv: Sequence[
     if action == "center":
         return _center_command(config.model), "write the centered copy, and compare it with the original"
     if action == "train" and not nothing_calls_for_it(found):
-        return (
-            AUDIT_LOSS,
-            "train with the lines above, then check that the loss applies the λ, c and denominator they state",
-        )
+        why = "train with the lines above, then check that the loss applies the λ, c and denominator they state"
+        return AUDIT_LOSS, why
     if action in ("train", "nothing"):
         return AUDIT_LOSS, (
             "keep training as you do. If you already use a Z-loss, check that it applies the λ, c and denominator that you "
@@ -286,37 +283,27 @@ def next_command(found: Recommendation, config: RecommendConfig, argv: Sequence[
     used = (found.selection_seed or 0, *found.confirmation_seeds)
     wanted = max((one["seeds_to_settle"] for one in numbers if one.get("seeds_to_settle")), default=len(used))
     fresh = range(max(used) + 1, max(used) + 2 + min(max(wanted, 2), MOST_CONFIRMING))
-    words = ["zloss", *_without(argv, REPLACED)]
+    words = ["zloss", *_kept_words(argv)]
     if carried is not None:
-        words += [
-            "--methods",
-            f"{carried.method}:{carried.coef:g}" if carried.coef else carried.method,
-            "--max-arms",
-            "1",
-        ]
+        method = f"{carried.method}:{carried.coef:g}" if carried.coef else carried.method
+        words += ["--methods", method, "--max-arms", "1"]
     words += [] if found.tested.steps is None else ["--steps", str(found.tested.steps)]
-    words += ["--seeds", ",".join(map(str, fresh)), "--out", _next_folder(argv)]
-    return shlex.join(
-        words
-    ), "decide on more seeds, fresh ones in a new folder, whose number does not depend on this answer"
+    words += ["--seeds", ",".join(map(str, fresh)), "--out", f"{out.rstrip('/')}-2"]
+    why = "decide on more seeds, fresh ones in a new folder, whose number does not depend on this answer"
+    return shlex.join(words), why
 
 
-def _without(argv: Sequence[str], options: Sequence[str]) -> list[str]:
-    """The command line without these options, each of which takes a value, and without `--force`."""
+def _kept_words(argv: Sequence[str]) -> list[str]:
+    """The command line without the replaced options, each of which takes a value, and without `--force`."""
     kept, words = list[str](), iter(argv)
     for word in words:
         name, equals, _ = word.removeprefix("--").replace("_", "-").partition("=")
-        if word.startswith("--") and name in options:
-            _ = "" if equals else next(words, "")
+        if word.startswith("--") and name in REPLACED:
+            if not equals:
+                next(words, "")
         elif word != "--force":
             kept.append(word)
     return kept
-
-
-def _next_folder(argv: Sequence[str]) -> str:
-    given = [b for a, b in itertools.pairwise(argv) if a == "--out"]
-    given += [word.removeprefix("--out=") for word in argv if word.startswith("--out=")]
-    return f"{(given or ['zloss-recommend'])[-1].rstrip('/')}-2"
 
 
 # Lines to paste

@@ -9,7 +9,7 @@ import re
 import shutil
 import statistics
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,8 +19,8 @@ from zloss.console import Progress, Silent, Step
 from zloss.decide.intervals import LARGEST_EXPONENT, BlockValues, contiguous_groups, mean_over_tokens
 from zloss.decide.recommend import (
     CE_ARM,
-    CENTERED_HEAD,
     LEAST_STEPS,
+    RunKey,
     Speed,
     candidates,
     named_arms,
@@ -30,6 +30,7 @@ from zloss.decide.recommend import (
     with_references,
 )
 from zloss.decide.thresholds import Thresholds
+from zloss.decide.verdict import CENTERED_HEAD
 from zloss.errors import CheckpointError, InputError
 from zloss.jobs import Job
 from zloss.models.checkpoint import Checkpoint
@@ -50,7 +51,6 @@ from zloss.results.run_metrics import (
     RunMetrics,
     ValidationBlocks,
 )
-from zloss.text import Blocks
 from zloss.train.compare import compare_runs
 from zloss.train.finished import FinishedRun, load_runs, read_run
 from zloss.train.folder import check_finished, is_finished, read_steps
@@ -147,9 +147,7 @@ def probe_cost(job: Job, config: TrainConfig, start: Start, folder: Path, progre
     """
     place = folder / PROBE_FOLDER
     job.from_first(shutil.rmtree, place, ignore_errors=True)
-    valid = start.data.valid
-    kept = min(PROBE_BLOCKS, valid.count)
-    few = Blocks(valid.stream[: kept * valid.size + 1].clone(), valid.size, kept, valid.bos_id, valid.offset)
+    few = start.data.valid.first(PROBE_BLOCKS)
     timer = _Timer()
     began = time.perf_counter()
     try:
@@ -171,7 +169,7 @@ def probe_cost(job: Job, config: TrainConfig, start: Start, folder: Path, progre
     cost = RunCost(
         step=statistics.median(seconds[1:]),
         checkpoint=max(0.0, timer.training - sum(seconds)),
-        valid_block=timer.validation / kept,
+        valid_block=timer.validation / few.count,
         rest=max(0.0, whole - timer.training - timer.validation),
     )
     return job.from_first(lambda: cost)
@@ -207,14 +205,14 @@ def plan_runs(
     steps: int | None,
     *,
     spent: float,
-    spent_before: float = 0.0,
-    kept: Collection[tuple[str, float, int]] = (),
+    spent_before: float,
+    kept: Collection[RunKey],
     identity: str,
     text: str,
 ) -> RecommendPlan:
     """The arms that the audit proposes, and what the budget has room for after `spent` seconds; without `cost` all of them.
 
-    `spent_before`: the part of `spent` that earlier commands on the folder took. `kept`: (method, λ, seed) of runs in it.
+    `spent_before`: the part of `spent` that earlier commands on the folder took. `kept`: the runs in it.
     """
     requested = named_arms(config.methods)
     proposed = [arm for arm in candidates(report) if arm.key not in {one.key for one in requested}]
@@ -242,9 +240,7 @@ def plan_runs(
     )
 
 
-def speed_of(
-    config: RecommendConfig, cost: RunCost, steps: int | None, before_runs: float, spent: float = 0.0
-) -> Speed:
+def speed_of(config: RecommendConfig, cost: RunCost, steps: int | None, before_runs: float, spent: float) -> Speed:
     """What the runs cost; `before_runs` are the seconds that pass before the first one, the `spent` ones of earlier commands
     included.
     """
@@ -320,13 +316,12 @@ def read_recorded_runs(
 
 
 def compare_on_half(
-    runs: Iterable[FinishedRun], half: Half, *, tolerance_ppl: float | None, thresholds: Thresholds
+    runs: Sequence[FinishedRun], half: Half, *, tolerance_ppl: float | None, thresholds: Thresholds
 ) -> Comparison:
     """Matched runs on one half of the validation text, with Centered head read from those of CE."""
-    found = list(runs)
-    heads = [head for run in found if run.key == CE_ARM.key and (head := as_centered_head(run)) is not None]
+    heads = [head for run in runs if run.key == CE_ARM.key and (head := as_centered_head(run)) is not None]
     return compare_runs(
-        [on_half(run, half) for run in (*found, *heads)], tolerance_ppl=tolerance_ppl, thresholds=thresholds
+        [on_half(run, half) for run in (*runs, *heads)], tolerance_ppl=tolerance_ppl, thresholds=thresholds
     )
 
 

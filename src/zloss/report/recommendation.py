@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zloss.decide.recommend import CENTERED_HEAD, nothing_calls_for_it, with_verdict
+from zloss.decide.recommend import nothing_calls_for_it, with_verdict
 from zloss.decide.stages import SOURCE
+from zloss.decide.verdict import CENTERED_HEAD
 from zloss.report.audit import decision_document, stage_item, tally, verdict_document
 from zloss.report.comparison import verdict_table
 from zloss.report.document import (
