@@ -28,8 +28,8 @@ from tests.audit.checkpoint.straight import (
     token_stream,
 )
 from tests.tiny_models import VOCAB, save_model
-from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
+from zloss.audit.config import AuditConfig
 from zloss.console import Silent
 from zloss.decide.decision_map import with_decisions
 from zloss.errors import InputError

@@ -19,9 +19,9 @@ from tests.audit.checkpoint.test_run import CONFIG, InterruptAfter
 from tests.faults.child import Child, run
 from tests.faults.write_events import kill_at_write
 from zloss.audit.checkpoint import token_files
-from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
 from zloss.audit.checkpoint.token_files import ParquetColumns, TokenParts, write_parquet
+from zloss.audit.config import AuditConfig
 from zloss.errors import InputError, MissingDependencyError, UnwritableFolderError
 from zloss.measure import tokens
 from zloss.measure.tokens import FLOATS, INTEGERS, TokenSample

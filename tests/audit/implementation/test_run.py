@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.audit.implementation.models import Case, tiny_case
+from zloss.audit.config import ImplementationAuditConfig
 from zloss.audit.implementation import implementations
-from zloss.audit.implementation.config import ImplementationAuditConfig
 from zloss.audit.implementation.run import chosen_implementations, run_implementation_audit
 from zloss.audit.implementation.source import storage_dtype
 from zloss.errors import InputError, ZlossError

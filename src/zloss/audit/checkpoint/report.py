@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from zloss.audit.checkpoint.config import AuditConfig
+from zloss.audit.config import AuditConfig
 from zloss.audit.router import audit_router, router_gradient_share
 from zloss.console import Clock
 from zloss.errors import ZlossError

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.report import audit_report, router_section
 from zloss.audit.checkpoint.token_files import ParquetColumns, TokenParts, gathered_parts, write_parquet
+from zloss.audit.config import AuditConfig
 from zloss.console import Clock, Progress, Silent, held_interrupts
 from zloss.errors import InputError
 from zloss.jobs import Job
