@@ -18,12 +18,12 @@ from zloss.errors import InputError
 from zloss.results.options import Option
 from zloss.results.provenance import recorded_command
 from zloss.results.run_config import TrainConfig
-from zloss.train.options import STRESSES, RunOptions, Stress, StressName
+from zloss.train.options import STRESSES, RunOptions, StressName
 
 if TYPE_CHECKING:
     from zloss.train.grid import Grid
 
-METHODS, MOE_METHODS, COEFS = ("ce", "centered-head", "standard", "centered"), ("ce",), (1e-4,)
+METHODS, MOE_METHODS, COEF = ("ce", "centered-head", "standard", "centered"), ("ce",), 1e-4
 ROUTERS, ROUTER_COEFS = ("none", "token_layer_mean"), (1e-3,)
 
 
@@ -115,9 +115,10 @@ class Train:
 
     def train_config(self) -> TrainConfig:
         """What the runs share, with the defaults that follow from --steps and --stress."""
-        values: dict[str, Any] = {"warmup": self.config.steps // 10, **self._stress().changes}
+        defaults = {"warmup": self.config.steps // 10, "lr": self.config.lr, "clip": self.config.clip} | self._stress()
         given = {name: getattr(self, name) for name in ("warmup", "lr", "clip")}
-        return replace(self.config, **values | {name: value for name, value in given.items() if value is not None})
+        chosen: dict[str, Any] = {name: defaults[name] if value is None else value for name, value in given.items()}
+        return replace(self.config, **chosen)
 
     def run_options(self) -> RunOptions:
         """The options that do not change numbers, with the default that follows from --steps."""
@@ -132,11 +133,11 @@ class Train:
         if not config.pretrained and config.model != TrainConfig.model:
             flag = "moe" if config.moe is not None else "from_config"
             raise InputError(f"`{flag}` trains its own model from scratch: leave {config.model!r} out.")
-        methods, coefs, stressed = self.methods, self.coef, self._stress().coef
+        methods, coefs = self.methods, self.coef
         if methods is None:
             methods = METHODS if config.moe is None else MOE_METHODS
         if coefs is None:
-            coefs = COEFS if stressed is None else (stressed,)
+            coefs = (self._stress().get("coef", COEF),)
         if config.moe is not None:
             moe = replace(config.moe, tokenizer=config.tokenizer)
             base = replace(config, model="moe", tokenizer=None, moe=moe)
@@ -146,8 +147,8 @@ class Train:
                 raise InputError(f"`{name}` is for a mixture of experts: pass `moe` as well.")
         return Grid(config, methods, coefs, self.seeds)
 
-    def _stress(self) -> Stress:
-        return Stress("none", {}) if self.stress is None else STRESSES[self.stress]
+    def _stress(self) -> dict[str, float]:
+        return {} if self.stress is None else STRESSES[self.stress]
 
 
 def _print_wrapped(text: str) -> None:

@@ -88,7 +88,8 @@ class TerminalView:
         self._bars.add_task(shown_name, total=steps, completed=done)
         if self._number < self._runs:
             self._bars.add_task("this and all later runs", total=steps + self._steps_after, completed=done)
-        self._numbers, self._valid_ce = Text(no_wrap=True, overflow="ellipsis"), list[float]()
+        self._numbers = Text(no_wrap=True, overflow="ellipsis")
+        self._valid_ce: float | None = None
         self._norms: deque[float] = deque(maxlen=WINDOW)
         with Live(Group(self._bars, self._numbers), console=console, refresh_per_second=REFRESH):
             yield self
@@ -96,17 +97,19 @@ class TerminalView:
     def show(self, record: StepRecord, tokens: int) -> None:
         self._norms.append(record.grad_norm)
         if (found := record.telemetry.get("valid_ce")) is not None:
-            self._valid_ce = [found]
+            self._valid_ce = found
         for task in self._bars.task_ids:
             self._bars.update(task, completed=record.step)
         self._numbers.plain = numbers_line(record, tokens, self._norms, self._valid_ce)
 
 
-def numbers_line(record: StepRecord, tokens: int, norms: Sequence[float], valid_ce: Sequence[float] = ()) -> str:
-    """Loss, validation, speed, p99.9 |log Z − c| and p99 ‖g‖₂ after a step; `norms` are those of the last steps."""
+def numbers_line(record: StepRecord, tokens: int, norms: Sequence[float], valid_ce: float | None) -> str:
+    """Loss, latest validation CE, speed, p99.9 |log Z − c| and p99 ‖g‖₂ after a step; `norms` are those of the last steps."""
     violation = record.telemetry.get("p_z_999")
     finite = [norm for norm in norms if math.isfinite(norm)]
-    parts = [f"  loss {record.loss:.4f}", *(f"valid CE {value:.4f}" for value in valid_ce)]
+    parts = [f"  loss {record.loss:.4f}"]
+    if valid_ce is not None:
+        parts.append(f"valid CE {valid_ce:.4f}")
     if record.seconds:
         parts.append(f"{tokens / record.seconds:,.0f} tok/s")
     if violation is not None:
