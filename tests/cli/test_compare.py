@@ -91,7 +91,7 @@ def test_differences_are_paired_and_judged_in_one_coordinate(runs: Path, capsys:
 
 
 def test_two_folders_are_one_sentence(runs: Path, refused: Refused) -> None:
-    said = "one folder of runs is compared, but got 2"
+    said = "expected one folder of runs, but got 2"
     refused(["compare", runs, "other"], said, "compare each target with CE in its own folder", "method=...")
 
 

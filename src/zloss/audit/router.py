@@ -271,7 +271,7 @@ def router_gradient_share(
 
 @dataclass(frozen=True)
 class ProjectedCorrection:
-    """What one convention injects into the hidden states at one k: a line of tab:router."""
+    """What one convention injects into the hidden states at one k: a row of tab:router."""
 
     top_k: int
     convention: str

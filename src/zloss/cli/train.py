@@ -37,7 +37,7 @@ class Train:
     Example: zloss train smollm2 --methods ce,centered --coef 1e-4 --seeds 1,2 --text train.txt --steps 200 --out runs
     """
 
-    # Options that are None have a default that follows from others. `train_config`, `run_options` and `grid` fill them in. The
+    # The default of an option that is None follows from other options: `train_config`, `run_options` and `grid` fill it in. The
     # warm-up of `config` itself is 0, which is valid for any number of steps.
     config: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: TrainConfig(warmup=0))
     methods: Annotated[tuple[str, ...] | None, Option(comma_separated=True)] = None
@@ -168,9 +168,9 @@ class Compare:
     """
 
     folder: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
-    """The --out of `zloss train`."""
+    """The --out folder of `zloss train`."""
     baseline: str | None = None
-    """The reference method; `method:coef` if it was run with several coefficients. Default ce; token_layer_mean among
+    """The reference method; `method:coef` if it was run with several coefficients. Default: ce, or token_layer_mean among
     router variants."""
     tolerance_ppl: float | None = None
     """How much PPL may rise, in PPL. Default: --quality-tolerance of the baseline's PPL."""
@@ -180,7 +180,7 @@ class Compare:
     force: bool = False
     """Replace a different result that is already in the folder."""
     quiet: bool = False
-    """No table."""
+    """Print only errors."""
     verbose: bool = False
     """Also print all means, the paired differences and every part of the verdicts."""
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
@@ -189,8 +189,8 @@ class Compare:
         """Reject further folders."""
         if not any(argument.startswith("-") for argument in arguments):
             raise InputError(
-                f"one folder of runs is compared, but got {1 + len(arguments)} ({', '.join((self.folder, *arguments))}): put "
-                "runs that belong together into one. Runs of one method and λ that differ in the target c have the same name: "
+                f"expected one folder of runs, but got {1 + len(arguments)} ({', '.join((self.folder, *arguments))}): put runs "
+                "that belong together into one. Runs of one method and λ that differ in the target c have the same name: "
                 "compare each target with CE in its own folder, or record them under two names with "
                 "`zloss.record_run(..., method=...)`."
             )

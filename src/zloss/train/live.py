@@ -145,7 +145,7 @@ def tracked(record: StepRecord) -> dict[str, float]:
 
 @contextmanager
 def tracker_errors() -> Iterator[None]:
-    """A failed write of a tracker is an `OutputError` that names the option to leave it out."""
+    """Turn a tracker's failed write into an `OutputError` that names the option to switch the tracker off."""
     try:
         yield
     except Exception as error:
@@ -160,7 +160,7 @@ def tracker_errors() -> Iterator[None]:
 
 @contextmanager
 def quiet_tracker_threads() -> Iterator[None]:
-    """Inside, a thread that ends with a failed write prints no traceback: TensorBoard raises the same error at the next call."""
+    """No traceback from a thread whose write fails inside the block: TensorBoard raises the same error at its next call."""
     before = threading.excepthook
 
     def hook(raised: Any) -> None:

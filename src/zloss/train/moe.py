@@ -106,7 +106,7 @@ class Routing:
 
 
 class RoutingTap:
-    """Observes the routers of a model; `counted` drops the positions whose prediction is not counted."""
+    """Records what the routers of a model decide; `counted` drops the positions whose prediction is not counted."""
 
     def __init__(self, model: nn.Module, counted: Callable[[Tensor], Tensor]) -> None:
         self._routers, self._counted = find_routers(model).modules, counted

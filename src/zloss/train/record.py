@@ -134,7 +134,7 @@ def record_run(
         loop=loop,
         model=type(checkpoint.model).__name__,
         method=method or objective.name,
-        # Of Factorized, those of its relative part.
+        # For Factorized, those of its relative part.
         coef=float(numbers.get("coef", numbers.get("relative_coef", coef)) or 0.0),
         target=numbers.get("target", numbers.get("relative_target")),
         gain_beta=float(numbers.get("beta", GAIN_BETA)),
@@ -278,7 +278,7 @@ class RunRecorder:
 
     def finish(self, progress: Progress | None = None) -> RunMetrics | None:
         """Measure the validation blocks and write metrics.json; None on a process that does not write."""
-        # The measurement is the heavier half of these imports, and `import zloss` has to stay light.
+        # Measuring imports more than everything else here, and `import zloss` has to stay light.
         from zloss.train.metrics import run_metrics
 
         try:
@@ -324,7 +324,7 @@ class RunRecorder:
 
 
 def _check_bias(head: OutputHead) -> None:
-    """After the first backward pass: the model adds its bias to the logits, so a loss of these logits has its gradient."""
+    """Reject a loss without the bias that the model adds to its logits: after the first backward pass it has no gradient."""
     weight, bias = head.weight_VD, head.bias_V
     if bias is None or not bias.requires_grad or bias.grad is not None or weight.grad is None:
         return

@@ -293,7 +293,7 @@ def _text_pass(
             except KeyboardInterrupt:
                 break
     if job.ranks > 1 or finished < mine.stop:
-        parts.save()  # another rank may still be lost
+        parts.save()  # another rank may still fail
     return sum(job.all_gather(finished - mine.start))
 
 
