@@ -148,7 +148,7 @@ def test_bad_input() -> None:
 
 
 def test_the_coefficient_is_the_model_s_own_or_called_hypothetical() -> None:
-    """A default λ_R of 1e-3 used to stand in the report as if it were the model's."""
+    """The report used to show a default λ_R of 1e-3 as if it were the model's."""
     model = seeded(SOFTMAX["olmoe"]).eval()
     bare = audit_router(model, [batch()])
     assert (bare.coef, bare.coef_origin, bare.coef_key) == (1e-3, "hypothetical", None)

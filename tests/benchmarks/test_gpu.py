@@ -1,4 +1,4 @@
-"""`make gpu` without a GPU: the same code at tiny shapes on the CPU, kernels interpreted, and what it says without a device."""
+"""`make gpu` without a GPU: the same code at tiny shapes on the CPU, kernels interpreted, and its message without a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`zloss train --moe` and `zloss compare` on what it leaves."""
+"""`zloss train --moe`, and `zloss compare` on its runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of `make compat`: constraints out of pyproject.toml, counts out of pytest's file, one table."""
+"""The rows of `make compat`: constraints from pyproject.toml, counts from pytest's file, one table."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def totals(config: TrainConfig, folder: Path) -> list[tuple[float, float]]:
 
 
 def test_accumulation_does_not_change_the_router_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Balancing is off: it is not linear in the batch. A reduction by the micro-batch's own counts is noticed."""
+    """Balancing is off: it is not linear in the batch. The test sees a reduction by the counts of each micro-batch."""
     moe = {"router": "active_route_mean", "router_coef": 5.0, "load_balance": 0.0}
     parted = tiny_moe_config(tmp_path, moe=moe, steps=3)
     whole = replace(parted, micro_batch=4, accumulate=1)

@@ -31,7 +31,7 @@ VOCAB, WIDTH, LENGTH = 50, 8, 12
 
 
 class Plain(nn.Module):
-    """A model that is not of transformers."""
+    """A model from outside transformers."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ def test_the_numbers_are_those_of_zloss_train(tmp_path: Path) -> None:
         assert one.adam == other.adam
     left, right = got.to_dict(), wanted.to_dict()
     assert list(left) == list(right)
-    compared = (
+    compared = [
         "ppl",
         "ce",
         "heads",
@@ -235,7 +235,7 @@ def test_the_numbers_are_those_of_zloss_train(tmp_path: Path) -> None:
         "phi_10",
         "clip_rate",
         "reasons",
-    )
+    ]
     assert {name: left[name] for name in compared} == {name: right[name] for name in compared}
 
 
@@ -284,21 +284,22 @@ def test_an_interrupted_run_is_unfinished_and_a_folder_of_another_is_refused(tmp
         pass
 
 
-def test_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
-    model, ce = Plain(1), zloss.CrossEntropy()
-    with pytest.raises(InputError, match="not a transformers model"):
-        zloss.record_run(tmp_path, model, ce, seed=1, validation=rows(1, 3))
-    with pytest.raises(InputError, match="belong together"):
-        zloss.record_run(tmp_path, model, ce, seed=1, validation=rows(1, 3), head=model.head)
-    given = {"head": model.head, "hidden_of": model.hidden}
-    with pytest.raises(InputError, match="50 rows"):
-        zloss.record_run(tmp_path, model, ce, seed=1, validation=[[1, 2, 77]], **given)
-    with pytest.raises(InputError, match=r"\[B, N \+ 1\]"):
-        zloss.record_run(tmp_path, model, ce, seed=1, validation=torch.arange(9), **given)
-    with pytest.raises(InputError, match="hidden states"):
-        zloss.record_run(tmp_path, model, ce, seed=1, validation=rows(1, 3), head=model.head, hidden_of=lambda ids: ids)
-    with pytest.raises(InputError, match="settings"):
-        zloss.record_run(tmp_path, model, ce, seed=1, validation=rows(1, 3), settings={"f": print}, **given)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head": None, "hidden_of": None}, "not a transformers model"),
+        ({"hidden_of": None}, "belong together"),
+        ({"validation": [[1, 2, 77]]}, "50 rows"),
+        ({"validation": torch.arange(9)}, r"\[B, N \+ 1\]"),
+        ({"hidden_of": lambda ids: ids}, "hidden states"),
+        ({"settings": {"f": print}}, "settings"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    model = Plain(1)
+    given: dict[str, Any] = {"validation": rows(1, 3), "head": model.head, "hidden_of": model.hidden} | changes
+    with pytest.raises(InputError, match=message):
+        zloss.record_run(tmp_path, model, zloss.CrossEntropy(), seed=1, **given)
 
 
 def test_a_loss_without_the_bias_of_the_head_is_refused(tmp_path: Path) -> None:

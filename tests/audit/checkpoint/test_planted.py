@@ -1,4 +1,4 @@
-"""Models whose answer is known, audited for real: planted faults, and healthy models. SmolLM2: `benchmarks/verdicts.py`."""
+"""Real audits of models whose answer is known: planted faults, and healthy models. SmolLM2: `benchmarks/verdicts.py`."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def bf16_norms(case: Case, coef: float) -> list[float]:
 
 
 def test_logits_are_materialized_in_the_autocast_dtype_as_the_paper_does(tmp_path: Path) -> None:
-    """fp32 logits from bf16 operands were audited, which no stack with materialized logits has."""
+    """The audit used to take fp32 logits from bf16 operands, which no stack with materialized logits has."""
     case = tiny_case("gpt2", tmp_path)
     chosen = {"Standard Z-loss": zloss.StandardZLoss(3e-3)}
     audited = (case.checkpoint, case.head, case.blocks, chosen)

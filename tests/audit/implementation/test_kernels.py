@@ -1,4 +1,4 @@
-"""The kernel audit: right implementations come out right, wrong ones do not, and storage is told from kernel."""
+"""The kernel audit: correct implementations pass, wrong ones do not, and errors of storage and kernel are told apart."""
 
 from __future__ import annotations
 
