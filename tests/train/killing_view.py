@@ -16,9 +16,9 @@ class KillingView:
         self._step, self._number, self._runs, self._name = step, number, runs, ""
 
     @contextmanager
-    def run(self, name: str, steps: int, done: int) -> Iterator[KillingView]:
+    def run(self, name: str, steps: int, done: int) -> Iterator[None]:
         self._name = name
-        yield self
+        yield
 
     def show(self, record: Any, tokens: int) -> None:
         if self._name.startswith(self._runs) and record.step == self._step:

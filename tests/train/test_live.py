@@ -29,8 +29,8 @@ def test_a_run_that_goes_on_starts_where_it_was_and_says_how_many_follow(
     monkeypatch.setenv("COLUMNS", str(width))
     view = TerminalView()
     view.place(1, runs, (runs - 1) * 20000)
-    with view.run(name, 20000, done=2) as shown:
-        shown.show(RECORD, 1024)
+    with view.run(name, 20000, done=2):
+        view.show(RECORD, 1024)
     printed = capsys.readouterr().err
     assert all(cell_len(line) <= width for line in printed.splitlines())
     assert "step 3 of 20000" in printed

@@ -29,19 +29,15 @@ SCALARS = ("loss", "cross_entropy", "auxiliary", "grad_norm", "grad_inf", "param
 """Numbers of a step record that trackers get, in addition to its telemetry."""
 
 
-class Shown(Protocol):
-    """One run that is being shown."""
-
-    def show(self, record: StepRecord, tokens: int) -> None:
-        """Show a finished step of `tokens` tokens."""
-        ...
-
-
 class LiveView(Protocol):
     """What shows runs, one at a time."""
 
-    def run(self, name: str, steps: int, done: int) -> AbstractContextManager[Shown]:
+    def run(self, name: str, steps: int, done: int) -> AbstractContextManager[object]:
         """Show the run `name` of `steps` steps, of which `done` were taken earlier."""
+        ...
+
+    def show(self, record: StepRecord, tokens: int) -> None:
+        """Show a finished step of that run, of `tokens` tokens."""
         ...
 
 
@@ -49,14 +45,14 @@ class NoView:
     """Shows nothing."""
 
     @contextmanager
-    def run(self, name: str, steps: int, done: int) -> Iterator[Shown]:
-        yield self
+    def run(self, name: str, steps: int, done: int) -> Iterator[None]:
+        yield
 
     def show(self, record: StepRecord, tokens: int) -> None:
         pass
 
 
-def choose_view(quiet: bool) -> NoView | TerminalView:
+def choose_view(quiet: bool) -> LiveView:
     """Lines on a terminal; nothing with `quiet`, or where stderr is not a terminal."""
     return NoView() if quiet or not sys.stderr.isatty() else TerminalView()
 
@@ -72,7 +68,7 @@ class TerminalView:
         self._number, self._runs, self._steps_after = number, runs, steps_after
 
     @contextmanager
-    def run(self, name: str, steps: int, done: int) -> Iterator[Shown]:
+    def run(self, name: str, steps: int, done: int) -> Iterator[None]:
         from rich.console import Console, Group
         from rich.live import Live
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -92,7 +88,7 @@ class TerminalView:
         self._valid_ce: float | None = None
         self._norms: deque[float] = deque(maxlen=WINDOW)
         with Live(Group(self._bars, self._numbers), console=console, refresh_per_second=REFRESH):
-            yield self
+            yield
 
     def show(self, record: StepRecord, tokens: int) -> None:
         self._norms.append(record.grad_norm)

@@ -125,7 +125,7 @@ def run_training(
             if job.first:
                 record = recorder.records[-1]
                 append_step(folder, record)
-                shown.show(record, config.tokens_per_step)
+                view.show(record, config.tokens_per_step)
                 if options.trackers:
                     with tracker_errors():
                         accelerator.log(tracked(record), step=record.step)
@@ -137,7 +137,7 @@ def run_training(
 
         model.train()
         with (
-            view.run(config.name, config.steps, done) as shown,
+            view.run(config.name, config.steps, done),
             # The loop seeds the global generators step by step; the caller gets them back as they were.
             torch.random.fork_rng(),
             # Ctrl-C waits for the end of the step. A second one interrupts the step, which is then lost.
