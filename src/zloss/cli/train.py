@@ -160,7 +160,7 @@ def _print_wrapped(text: str) -> None:
 @dataclass(frozen=True)
 class Compare:
     """Pair the runs of `zloss train` by seed and every setting, print mean ± std and paired differences, and give each
-    method a verdict (accepted, rejected or inconclusive) based on its validation quality, the coordinate it is meant to
+    method a verdict (accepted, rejected or inconclusive) based on its validation quality, the quantity it is meant to
     lower, and what reaches the optimizer. For runs with --moe, the router variants are compared: scale, entropy, load, and
     how far their losses are from the baseline's.
 

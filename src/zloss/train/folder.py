@@ -34,7 +34,7 @@ CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints, inside the folder of an unfinished run."""
 CHECKSUMS, RECORDS = "checksums.json", "records.jsonl"
 KEEP = 2
-"""Number of checkpoints that are kept, the most recent ones."""
+"""How many of the most recent checkpoints are kept."""
 WEIGHTS = "initial_weights"
 
 
@@ -65,7 +65,7 @@ def check_alike(of_every_rank: Sequence[object], what: str) -> None:
 
 
 def claim_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """Write config.json, or refuse a `folder` whose config.json is of another run."""
+    """Write config.json, or reject a `folder` whose config.json belongs to another run."""
     refuse_other_settings(folder, settings)
     write_json(folder / CONFIG_FILE, settings)
 

@@ -258,7 +258,7 @@ def _text_pass(
     clock: Clock,
     job: Job,
 ) -> int:
-    """Take the blocks of this rank into `parts`; the number of finished blocks of all ranks, fewer after Ctrl-C.
+    """Read the blocks of this rank into `parts`, and return how many blocks all ranks have finished: fewer after Ctrl-C.
 
     The first Ctrl-C takes effect between two batches, and the finished blocks are saved. A second one ends the pass immediately,
     and the parts that are on disk remain. `first_states` receives the hidden states of the batches that `block_tokens` reads.

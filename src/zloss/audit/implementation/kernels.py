@@ -47,7 +47,7 @@ from zloss.objectives import StandardZLoss
 from zloss.results.options import LogitStorage
 
 AMPLIFIED = 256.0
-"""Largest 2Λ|log Z − c| / 2 of the gradient at Λ: far above the CE part, far below the fp16 maximum."""
+"""The largest Λ|log Z − c|: the gradient at Λ is far above its CE part, and far below the fp16 maximum."""
 
 
 @dataclass(frozen=True)
