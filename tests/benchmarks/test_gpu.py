@@ -78,7 +78,7 @@ def test_a_wrong_gradient_is_a_failure() -> None:
     )
     assert right.held
     assert not wrong.held
-    raised = compared("law", "case", way, CPU, lambda: on_device(case, replace(way, backend="none"), CPU, 3))  # type: ignore[arg-type, return-value]
+    raised = compared("law", "case", way, CPU, lambda: on_device(case, replace(way, backend="none"), CPU, 3))
     assert not raised.held
     assert "backend" in failure_line(raised)
     nan = compared("law", "case", way, CPU, lambda: ({"loss": torch.tensor(torch.nan)}, {"loss": torch.tensor(1.0)}))

@@ -42,8 +42,7 @@ def copy(runs: Path, tmp_path: Path) -> Path:
 
 
 def metrics(runs: Path, name: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((runs / name / "metrics.json").read_text())
-    return data
+    return json.loads((runs / name / "metrics.json").read_text())
 
 
 def test_differences_are_paired_and_judged_in_one_coordinate(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

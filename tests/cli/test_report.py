@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,9 +77,9 @@ def test_each_map_is_decided_once(results: Path, tmp_path: Path, monkeypatch: py
     """Even if the page is rendered several times, with fewer tokens each time, until it is small enough."""
     decided = []
 
-    def counted(report: AuditReport | None, **options: object) -> tuple[Decision, ...]:
+    def counted(report: AuditReport | None, **options: Any) -> tuple[Decision, ...]:
         decided.append(report)
-        return decide(report, **options)  # type: ignore[arg-type]
+        return decide(report, **options)
 
     monkeypatch.setattr(decision_map, "decide", counted)
     monkeypatch.setattr(answer, "decide", counted)

@@ -122,7 +122,6 @@ def test_ce_of_every_block_is_that_of_the_trained_model(tmp_path: Path) -> None:
     metrics = read_metrics(tmp_path / "centered-0.01-s3")
     logits = model.head(model.hidden(valid[:, :-1])).double()
     ce = F.cross_entropy(logits.flatten(0, 1), valid[:, 1:].flatten(), reduction="none").view(120, LENGTH)
-    assert metrics.validation_blocks is not None
     assert metrics.validation_blocks.tokens == (LENGTH,) * 120
     assert metrics.validation_blocks.ce == pytest.approx(ce.mean(dim=1).tolist(), rel=1e-5)
     assert metrics.ce == pytest.approx(ce.mean().item(), rel=1e-6)
@@ -167,7 +166,7 @@ def test_a_finished_run_is_kept_where_no_gradient_can_be_taken(tmp_path: Path, w
     model, ce = Plain(1), zloss.CrossEntropy()
 
     def hidden_of(ids: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = NoBackward.apply(model.hidden(ids))
+        found = NoBackward.apply(model.hidden(ids))
         return found.detach() if why == "without a graph" else found
 
     with zloss.record_run(
@@ -179,7 +178,6 @@ def test_a_finished_run_is_kept_where_no_gradient_can_be_taken(tmp_path: Path, w
         run.micro_batch(out)
         with run.step():
             pass
-    assert run.metrics is not None
     assert run.metrics.gradients.gradient is None
     assert why in run.metrics.reasons["gradient"]
     assert read_metrics(tmp_path / "ce-0-s1").ppl > 1
@@ -209,7 +207,6 @@ def recorded_like_zloss_train(folder: Path, config: Any) -> RunMetrics:
                 opened.clip_()
                 optimizer.step()
             optimizer.zero_grad()
-    assert run.metrics is not None
     return run.metrics
 
 

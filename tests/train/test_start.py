@@ -88,6 +88,5 @@ def test_a_run_goes_on_from_the_state_and_its_config_names_it(started: tuple[Tra
     assert fresh[2].loss != carried[2].loss
     assert "optimizer_state" not in json.loads((folder / "fresh" / "config.json").read_text())
     named = json.loads((folder / "given" / "config.json").read_text())["optimizer_state"]
-    assert named is not None
     assert named.startswith("adam.pt sha256:")
     assert str(folder) not in named

@@ -44,7 +44,6 @@ def tiny_moe_config(folder: Path, *, moe: dict[str, Any] | None = None, **change
 
 def routed(base: TrainConfig, router: str, **changes: Any) -> TrainConfig:
     """The run of one router variant at the tests' coefficient; `changes` are of its experts' part."""
-    assert base.moe is not None
     return replace(base, moe=replace(base.moe, router=router, router_coef=COEF, **changes))
 
 

@@ -67,8 +67,7 @@ def truth_of(
 
 def as_written(report: AuditReport) -> dict[str, Any]:
     """The report.json of `zloss audit`."""
-    plain: dict[str, Any] = json.loads(json.dumps(with_decisions(report).to_dict(), allow_nan=False))
-    return plain
+    return json.loads(json.dumps(with_decisions(report).to_dict(), allow_nan=False))
 
 
 @pytest.fixture(scope="module")
