@@ -107,7 +107,7 @@ class TokenParts:
             self.save()
 
     def save(self) -> None:
-        """Write what is not in a part yet."""
+        """Write the columns that are not in a part yet."""
         if self.folder is None or not self._pending:
             return
         columns, (start, stop) = concatenated(self._pending), self._pending_span
