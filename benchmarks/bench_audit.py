@@ -27,8 +27,8 @@ from ceilings import Figure, print_figures
 from llama import llama
 from memory import peak_extra_mb
 
-from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
+from zloss.audit.config import AuditConfig
 from zloss.console import Step
 from zloss.decide.answer import decide_results
 from zloss.measure.gradients import diagnostic_gradients

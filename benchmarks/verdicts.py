@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.tiny_models import configs, save_tokenizer  # noqa: E402
-from zloss.audit.checkpoint.config import AuditConfig  # noqa: E402
 from zloss.audit.checkpoint.run import run_audit  # noqa: E402
+from zloss.audit.config import AuditConfig  # noqa: E402
 from zloss.decide.decision_map import with_decisions  # noqa: E402
 from zloss.models.checkpoint import Checkpoint, load_checkpoint  # noqa: E402
 from zloss.results.audit import AuditReport  # noqa: E402

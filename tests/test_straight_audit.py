@@ -14,8 +14,8 @@ import torch
 from tests.audit.checkpoint.straight import differences, load_fp64, token_stream
 from tests.straight_audit import Tokens, comparison, loss_audit, run_tiny, straight_report, tiny_model, tiny_report
 from tests.tiny_models import save_model
-from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
+from zloss.audit.config import AuditConfig
 from zloss.results.audit import AuditReport, GeometrySample
 from zloss.results.comparison import Comparison
 from zloss.results.loss_audit import LossAudit

@@ -37,9 +37,7 @@ def test_captured_logits_are_those_the_model_outputs(family: Any) -> None:
     for mine, theirs in zip(layers, outputs.router_logits, strict=True):
         assert torch.equal(mine, theirs.reshape(-1, E))
     assert (routers.top_k, routers.model_layers, routers.encoder_layers, routers.scoring) == (K, L, None, "softmax")
-    weight = routers.modules[0].weight(E)
-    assert weight is not None
-    assert list(weight.shape) == [E, D]
+    assert list(routers.modules[0].weight(E).shape) == [E, D]
     assert not family._forward_hooks
 
 
@@ -58,17 +56,12 @@ def test_findings_against_their_definitions(family: Any) -> None:
             z, p = torch.logsumexp(r, dim=1), r.softmax(dim=1)
             log_z.append(z)
             entropy.append(-(p * p.log()).sum(dim=1))
-            weight = routers.modules[index].weight(E)
-            assert weight is not None
-            per_batch.append(
-                (2e-2 * (z - math.log(E)).abs() / (L * int(keep.sum()))) * (p @ weight.double()).norm(dim=1)
-            )
+            pulled = (p @ routers.modules[index].weight(E).double()).norm(dim=1)
+            per_batch.append(2e-2 * (z - math.log(E)).abs() / (L * int(keep.sum())) * pulled)
             load[index] += torch.bincount(r.topk(K, dim=1).indices.reshape(-1), minlength=E)
         norms.append(torch.cat(per_batch).mean())
     z = torch.cat(log_z)
     assert found.decisions == z.numel()
-    assert found.log_z is not None
-    assert found.violation is not None
     assert found.log_z.p999 == pytest.approx(float(z.quantile(0.999)), rel=1e-5)
     assert found.log_z.mean == pytest.approx(float(z.mean()), rel=1e-5)
     assert found.violation.p99 == pytest.approx(float((z - math.log(E)).abs().quantile(0.99)), rel=1e-4)
@@ -112,7 +105,6 @@ def test_switch_applies_two_token_layer_means_and_counts_padding(padded: bool) -
 def test_audit_of_switch_reports_what_its_own_loss_applies() -> None:
     found = audit_router(seeded(switch).eval(), [batch()])
     assert (found.layers, found.top_k, found.model_layers) == (4, 1, 8)
-    assert found.applied is not None
     assert found.applied.relative == pytest.approx(2.0, rel=1e-3)
     assert found.applied.coef == pytest.approx(0.001)
     assert audit_router(seeded(switch).eval(), [batch()], convention="hf_switch").relative == 2.0
@@ -148,7 +140,7 @@ def test_bad_input() -> None:
 
 
 def test_the_coefficient_is_the_model_s_own_or_called_hypothetical() -> None:
-    """A default λ_R of 1e-3 used to stand in the report as if it were the model's."""
+    """The report used to show a default λ_R of 1e-3 as if it were the model's."""
     model = seeded(SOFTMAX["olmoe"]).eval()
     bare = audit_router(model, [batch()])
     assert (bare.coef, bare.coef_origin, bare.coef_key) == (1e-3, "hypothetical", None)

@@ -51,7 +51,7 @@ def test_a_figure_fails_only_beyond_its_noise() -> None:
 
 
 def test_the_contenders_of_the_training_benchmarks_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of the recorder's benchmark used an attribute that was gone; nothing but a quiet machine ran it."""
+    """A step of the recorder's benchmark used an attribute that was gone, and no test ran it."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     steps, integrations, llama = map(importlib.import_module, ("bench_train_step", "bench_integrations", "llama"))
     monkeypatch.setattr(steps, "llama", lambda vocab, *_: llama.llama(vocab, 32, 64, 1, 2, 2))

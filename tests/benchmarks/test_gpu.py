@@ -1,4 +1,4 @@
-"""`make gpu` without a GPU: the same code at tiny shapes on the CPU, kernels interpreted, and what it says without a device."""
+"""`make gpu` without a GPU: the same code at tiny shapes on the CPU, kernels interpreted, and its message without a device."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_wrong_gradient_is_a_failure() -> None:
     )
     assert right.held
     assert not wrong.held
-    raised = compared("law", "case", way, CPU, lambda: on_device(case, replace(way, backend="none"), CPU, 3))  # type: ignore[arg-type, return-value]
+    raised = compared("law", "case", way, CPU, lambda: on_device(case, replace(way, backend="none"), CPU, 3))
     assert not raised.held
     assert "backend" in failure_line(raised)
     nan = compared("law", "case", way, CPU, lambda: ({"loss": torch.tensor(torch.nan)}, {"loss": torch.tensor(1.0)}))

@@ -1,4 +1,4 @@
-"""Small models and a text that all tests of commands read, and what a refused command looks like."""
+"""Small models and a text for all tests of commands, and a check of rejected commands."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Run a command that has to end with exit code 2 and one line that holds all of the sentences; returns the line."""
+    """Run a command that must exit with code 2 and print one line with all of the sentences; return that line."""
 
     def run(argv: Sequence[object], *sentences: str) -> str:
         capsys.readouterr()

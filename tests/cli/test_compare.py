@@ -42,8 +42,7 @@ def copy(runs: Path, tmp_path: Path) -> Path:
 
 
 def metrics(runs: Path, name: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((runs / name / "metrics.json").read_text())
-    return data
+    return json.loads((runs / name / "metrics.json").read_text())
 
 
 def test_differences_are_paired_and_judged_in_one_coordinate(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +90,7 @@ def test_differences_are_paired_and_judged_in_one_coordinate(runs: Path, capsys:
 
 
 def test_two_folders_are_one_sentence(runs: Path, refused: Refused) -> None:
-    said = "one folder of runs is compared, but got 2"
+    said = "expected one folder of runs, but got 2"
     refused(["compare", runs, "other"], said, "compare each target with CE in its own folder", "method=...")
 
 
@@ -175,26 +174,21 @@ def test_runs_without_per_block_validation_say_so(copy: Path) -> None:
 def test_unmatched_pairs_are_refused_by_field(copy: Path, refused: Refused) -> None:
     file, first = (copy / f"standard-0.3-s{seed}" / "config.json" for seed in (2, 1))
     config, same_arm = json.loads(file.read_text()), json.loads(first.read_text())
-    # A method may have another target than the baseline, but all seeds of it have the same one.
-    for change, named in (
-        ({"target": 0.0}, "differ in target (None → 0.0)"),
-        ({"coef_until": 2}, "coef_until (None → 2)"),
-    ):
-        file.write_text(json.dumps({**config, **change}))
+
+    def refused_with(changes: dict[str, Any], named: str) -> None:
+        file.write_text(json.dumps(config | changes))
         refused(["compare", copy, "--quiet"], named)
+
+    # A method may have another target than the baseline, but all its seeds must have the same one.
+    refused_with({"target": 0.0}, "differ in target (None → 0.0)")
+    refused_with({"coef_until": 2}, "coef_until (None → 2)")
     for one, data in ((file, config), (first, same_arm)):
         one.write_text(json.dumps({**data, "target": 0.0, "gain_beta": 0.5}))
     assert main(["compare", str(copy), "--quiet"]) == 0
     first.write_text(json.dumps(same_arm))
-    for change, named in (
-        ({"lr": 2e-3}, "lr (0.001 → 0.002)"),
-        (
-            {"data": {**config["data"], "train": {**config["data"]["train"], "fingerprint": "x"}}},
-            "data.train.fingerprint",
-        ),
-    ):
-        file.write_text(json.dumps({**config, **change}))
-        refused(["compare", copy, "--quiet"], named)
+    refused_with({"lr": 2e-3}, "lr (0.001 → 0.002)")
+    other_text = {**config["data"]["train"], "fingerprint": "x"}
+    refused_with({"data": config["data"] | {"train": other_text}}, "data.train.fingerprint")
 
 
 def test_means_are_of_one_experiment_also_without_partners(copy: Path, refused: Refused) -> None:

@@ -37,7 +37,7 @@ def test_drift_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 @pytest.fixture(scope="module")
 def zero_head(neox: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A head that starts at zero, as some recipes initialise it."""
+    """A head that starts at zero, as some recipes initialize it."""
     from safetensors.torch import load_file, save_file
 
     folder = Path(shutil.copytree(neox, tmp_path_factory.mktemp("zero") / "neox"))

@@ -1,4 +1,4 @@
-"""Every command on a terminal of 80 columns, without colours and piped: nothing is wider, nothing is cut."""
+"""Every command on a terminal of 80 columns, without colors and piped: nothing is wider, nothing is cut off."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zloss.cli.main import COMMANDS, main
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 AUDIT = ["--blocks", "4", "--block-size", "32", "--gradient-blocks", "2", "--no-figures"]
 ENOUGH = ["--least-tokens", "100"]
-"""Otherwise the next command repeats the whole line with more blocks."""
+"""Otherwise the suggested next command is the whole line with more blocks."""
 TRAIN = ["--steps", "4", "--warmup", "1", "--micro-batch", "1", "--block-size", "16", "--valid-blocks", "8"]
 TRAIN += ["--gradient-blocks", "1", "--trackers", "none", "--checkpoint-every", "0"]
 MOE = ["--moe", "--top-k", "2", "--experts", "4", "--moe-layers", "2", "--moe-width", "32", "--expert-width", "16"]
@@ -45,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def prints(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Prints:
-    """The lines of a command, each checked."""
+    """A function that runs a command, checks every line it prints, and returns the lines."""
     monkeypatch.chdir(place)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -62,7 +62,7 @@ def prints(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         wide = [line for line in lines if cell_len(line) > 80]
         assert not wide, wide
         assert not [line for line in lines if re.search(r"\S…", line)], "a cell was cut"
-        assert not [line for line in lines if "\x1b" in line], "colours in a pipe"
+        assert not [line for line in lines if "\x1b" in line], "colors in a pipe"
         return lines
 
     return run

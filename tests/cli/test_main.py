@@ -41,7 +41,7 @@ def test_help_answers_in_half_a_second() -> None:
 def test_only_an_unwritable_folder_is_answered_with_the_flag_of_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It was decided by how the sentence ended, so a reworded one lost the flag."""
+    """The wording of the error used to decide, so a reworded one lost the flag."""
     (tmp_path / "file").write_text("")
     assert cli.main(["audit", "--out", str(tmp_path / "file" / "out")]) == cli.BAD_INPUT
     assert capsys.readouterr().err.endswith("is not a writable folder. Choose another folder. Set it with --out.\n")
@@ -70,7 +70,7 @@ def test_an_optional_package_that_is_missing_is_one_sentence_and_a_module_of_our
 
 
 def test_the_model_has_one_name_in_title_record_and_command(tmp_path: Path) -> None:
-    """The page's title and report.json told the folders of the machine, which the recorded command leaves out."""
+    """The page's title and report.json used to contain folders of the machine, which the recorded command leaves out."""
     model, text = save_model("gpt2", tmp_path / "some" / "where" / "tiny"), tmp_path / "text.txt"
     text.write_text("a few words and more of them " * 40)
     out = tmp_path / "out"

@@ -116,7 +116,7 @@ MISTAKES = [
 
 @pytest.fixture(scope="module")
 def places(gpt2: Path, neox: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What stands between braces in a mistake."""
+    """The values of the names in braces."""
     place = tmp_path_factory.mktemp("mistakes")
     (place / "latin.txt").write_bytes("Käse ".encode("latin1") * 5000)
     (place / "short.txt").write_text("too short")

@@ -24,7 +24,7 @@ WITH_VALID_VOCAB = ("audit", "audit-loss", "center", "drift")
 
 
 def words(command: str, model: Path, place: Path) -> list[str]:
-    """The command on the model `model/checkpoint-1`; of drift on both checkpoints."""
+    """The command on the model `model/checkpoint-1`; for drift, on both checkpoints."""
     (place / "loss.py").write_text(LOSS)
     if command == "audit-loss":
         return ["audit-loss", f"{place / 'loss.py'}:loss", "--model", str(model / "checkpoint-1"), "--blocks", "1"]
@@ -40,7 +40,7 @@ def two_checkpoints(model: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def without_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two checkpoints as a loop saves them that calls `model.save_pretrained` alone."""
+    """Two checkpoints as saved by a loop that only calls `model.save_pretrained`."""
     folder = tmp_path_factory.mktemp("silent")
     for file in save_model("neox", folder / "checkpoint-1").glob("tokenizer*"):
         file.unlink()
@@ -92,7 +92,7 @@ def test_a_run_with_the_tokenizer_of_another_folder_trains_on_the_same_tokens(
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two checkpoints of a LoRA run as peft and the Trainer write them: no config.json, the weights of the adapter alone."""
+    """Two checkpoints of a LoRA run as peft and the Trainer write them: no config.json, only the weights of the adapter."""
     from safetensors.torch import save_file
 
     folder = tmp_path_factory.mktemp("lora")

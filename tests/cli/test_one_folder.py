@@ -1,4 +1,4 @@
-"""Two processes of `zloss` in one folder: the second ends with one sentence, and the first is not disturbed."""
+"""Two processes of `zloss` in one folder: the second exits with one sentence, and the first is not disturbed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def train_words(text: Path, out: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def finished(topics: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that was trained to its end."""
+    """The folder of a finished run."""
     out = tmp_path_factory.mktemp("finished") / "runs"
     assert main([*train_words(topics, out), "--quiet"]) == 0
     return out
@@ -37,7 +37,7 @@ def steps(out: Path) -> list[int]:
 
 
 def test_two_trainings_in_one_folder(tmp_path: Path, topics: Path) -> None:
-    """One of the two died, or the survivor's log was cut and later skipped as finished."""
+    """One of the two used to die, or the other's log was truncated and the run later skipped as finished."""
     out = tmp_path / "runs"
     pair = [Child(train_words(topics, out)) for _ in range(2)]
     ended = [child.wait() for child in pair]
@@ -94,25 +94,15 @@ def test_a_log_of_another_length_is_refused_and_trained_again(
     assert steps(out) == list(range(1, STEPS + 1))
 
 
-def test_two_audits_in_one_folder(gpt2: Path, tmp_path: Path, topics: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_audits_in_one_folder(gpt2: Path, tmp_path: Path, topics: Path) -> None:
     out = tmp_path / "audit"
-    words = [
-        "audit",
-        str(gpt2),
-        "--text",
-        str(topics),
-        "--blocks",
-        "4",
-        "--block-size",
-        "32",
-        "--no-figures",
-        "--quiet",
-    ]
+    words = ["audit", str(gpt2), "--text", str(topics), "--out", str(out), "--no-figures", "--quiet"]
+    words += ["--blocks", "4", "--block-size", "32"]
     with locked_folder(out):
-        second = Child([*words, "--out", str(out)]).wait().check_contract()
+        second = Child(words).wait().check_contract()
         assert second.code == 2
         assert f"{out} is in use by another process of zloss (pid {os.getpid()})" in second.error
         assert [path.name for path in out.iterdir()] == [LOCK_FILE]
-    assert main([*words, "--out", str(out)]) == 0
+    assert main(words) == 0
     assert (out / "report.json").exists()
     assert not (out / LOCK_FILE).exists()

@@ -12,7 +12,7 @@ import pytest
 import tyro
 
 from tools.docs.sentences import sentences_of
-from zloss.audit.checkpoint.config import AuditConfig
+from zloss.audit.config import AuditConfig
 from zloss.cli.audit import Audit
 from zloss.cli.checkpoints import Drift
 from zloss.cli.options import flags_of, option_hints, parse, with_flags

@@ -56,7 +56,7 @@ def next_of(found: Recommendation, words: list[str], **changes: Any) -> tuple[st
 
 
 def test_an_undecided_answer_is_followed_by_fresh_seeds_of_its_arm_in_a_new_folder() -> None:
-    """ "3 seeds would settle it" invited one more seed in the same folder, after a look at the answer."""
+    """ "3 seeds would settle it" used to invite one more seed in the same folder, after a look at the answer."""
     found = with_verdict(replace(made_up_recommendation(), level="direction only"))
     words = ["--text", "a b.txt", "--seeds", "1,2,3", "--budget=45m", "--max_arms", "2", "--force", "--out", "advice/"]
     command, why = next_of(found, words)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,12 +74,12 @@ def test_three_kinds_of_results_fill_all_eight_stages(results: Path, tmp_path: P
 
 
 def test_each_map_is_decided_once(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the page is rendered several times, with fewer tokens each, until it is small enough."""
+    """Even if the page is rendered several times, with fewer tokens each time, until it is small enough."""
     decided = []
 
-    def counted(report: AuditReport | None, **options: object) -> tuple[Decision, ...]:
+    def counted(report: AuditReport | None, **options: Any) -> tuple[Decision, ...]:
         decided.append(report)
-        return decide(report, **options)  # type: ignore[arg-type]
+        return decide(report, **options)
 
     monkeypatch.setattr(decision_map, "decide", counted)
     monkeypatch.setattr(answer, "decide", counted)

@@ -52,7 +52,7 @@ def test_options_reach_the_scale(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_output_fits_eighty_columns_with_a_legend(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was ninety lines by default, with paths broken inside words and no word on s_rel."""
+    """It used to be ninety lines by default, with paths broken inside words and no explanation of s_rel."""
     monkeypatch.setenv("COLUMNS", "80")
     run("--layers", "8", "--encoder-layers", "3", "--to", "olmoe")
     brief = capsys.readouterr().out.splitlines()

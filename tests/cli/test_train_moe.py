@@ -1,4 +1,4 @@
-"""`zloss train --moe` and `zloss compare` on what it leaves."""
+"""`zloss train --moe`, and `zloss compare` on its runs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def metrics(runs: Path, name: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((runs / name / "metrics.json").read_text())
-    return data
+    return json.loads((runs / name / "metrics.json").read_text())
 
 
 def test_one_folder_per_variant_and_seed(runs: Path) -> None:

@@ -14,8 +14,8 @@ import torch
 
 from tests.report.printing import printed
 from tests.tiny_models import save_model
-from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
+from zloss.audit.config import AuditConfig
 from zloss.cli.main import main
 from zloss.errors import CoordinateError, InputError, TiedHeadError
 from zloss.protocol.center import center_checkpoint, judge_copy

@@ -1,4 +1,4 @@
-"""The rows of `make compat`: constraints out of pyproject.toml, counts out of pytest's file, one table."""
+"""The rows of `make compat`: constraints from pyproject.toml, counts from pytest's file, one table."""
 
 from __future__ import annotations
 
@@ -122,7 +122,6 @@ def test_records_are_read_back_and_a_new_outcome_replaces_the_old_one(tmp_path: 
 
 def test_the_committed_rows_are_green_and_have_the_stated_ranges() -> None:
     committed = read_record(ROOT / "docs/results/compat")
-    assert committed is not None
     done = {outcome.row: outcome for outcome in committed.rows}
     assert list(done) == [row.name for row in ROWS if row.name in done]
     assert len({row.name for row in ROWS}) == len(ROWS)

@@ -1,4 +1,4 @@
-"""The guard of refactorings fails on every kind of difference that is not allowed by name."""
+"""The check of refactorings fails on every kind of difference that is not explicitly allowed."""
 
 from __future__ import annotations
 

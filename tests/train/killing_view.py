@@ -1,4 +1,4 @@
-"""A view of training that ends its own process."""
+"""A live view of a run that kills its own process."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 
 class KillingView:
-    """Sends its process a signal after a step of a run whose name begins with `runs`."""
+    """Sends its process a signal after step `step` of a run whose name begins with `runs`."""
 
     def __init__(self, step: int, *, number: int = signal.SIGKILL, runs: str = "") -> None:
         self._step, self._number, self._runs, self._name = step, number, runs, ""
 
     @contextmanager
-    def run(self, name: str, steps: int, done: int) -> Iterator[KillingView]:
+    def run(self, name: str, steps: int, done: int) -> Iterator[None]:
         self._name = name
-        yield self
+        yield
 
     def show(self, record: Any, tokens: int) -> None:
         if self._name.startswith(self._runs) and record.step == self._step:

@@ -1,4 +1,4 @@
-"""Batches as a pure function of seed and step; validation text apart from training text."""
+"""Batches are a pure function of seed and step; validation and training text are disjoint."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_shared_text_is_refused(tmp_path: Path, tokenizer: Any) -> None:
 
 
 def test_a_text_with_fewer_blocks_than_validation_takes_says_so(tmp_path: Path, tokenizer: Any) -> None:
-    """It said that training blocks 0…37 and validation blocks -27…37 share text."""
+    """The error used to say that training blocks 0…37 and validation blocks -27…37 share text."""
     count = open_data(config(tmp_path), tokenizer, None).train.count + 5
     for valid_blocks in (count, count + 27):
         aside = rf"has {count} blocks of 16, .* after setting aside {valid_blocks} for validation"
@@ -108,6 +108,6 @@ def test_a_text_with_fewer_blocks_than_validation_takes_says_so(tmp_path: Path, 
 def test_wikitext_is_trained_on_its_own_split_and_says_so_when_it_cannot_be_fetched(
     tmp_path: Path, tokenizer: Any
 ) -> None:
-    """Offline the train split, not the validation split, is what is missed."""
+    """Offline, the error names the train split, not the validation split."""
     with pytest.raises(CorpusError, match="the train split of Salesforce/wikitext"):
         open_data(replace(config(tmp_path), texts=(), corpus="wikitext-103", blocks=4), tokenizer, None)

@@ -14,7 +14,7 @@ RECORD = StepRecord(3, 4.5, 4.4, 0.1, 2.0, 0.5, 10.0, 1.0, 0.25, seconds=0.5, te
 
 
 def test_a_line_tells_loss_validation_rate_violation_and_tail() -> None:
-    line = numbers_line(RECORD, 1024, [1.0, 3.0, math.nan], [9.9876])
+    line = numbers_line(RECORD, 1024, [1.0, 3.0, math.nan], 9.9876)
     assert line == "  loss 4.5000  valid CE 9.9876  2,048 tok/s  P_Z 12.3  p99 ‖g‖ 2.98"
 
 
@@ -29,8 +29,8 @@ def test_a_run_that_goes_on_starts_where_it_was_and_says_how_many_follow(
     monkeypatch.setenv("COLUMNS", str(width))
     view = TerminalView()
     view.place(1, runs, (runs - 1) * 20000)
-    with view.run(name, 20000, done=2) as shown:
-        shown.show(RECORD, 1024)
+    with view.run(name, 20000, done=2):
+        view.show(RECORD, 1024)
     printed = capsys.readouterr().err
     assert all(cell_len(line) <= width for line in printed.splitlines())
     assert "step 3 of 20000" in printed

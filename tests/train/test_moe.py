@@ -209,5 +209,4 @@ def test_masked_decisions_are_in_no_number() -> None:
 
     masked, short = numbers(loud, mask), numbers([layer[:4] for layer in logits], None)
     assert masked == {name: pytest.approx(value) for name, value in short.items()}
-    assert masked["router_log_z_max"] is not None
     assert masked["router_log_z_max"] < 10

@@ -31,7 +31,7 @@ VOCAB, WIDTH, LENGTH = 50, 8, 12
 
 
 class Plain(nn.Module):
-    """A model that is not of transformers."""
+    """A model from outside transformers."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -111,9 +111,6 @@ def test_a_recorded_run_was_compared_under_two_seeds(tmp_path: Path, capsys: pyt
     assert main(["compare", str(tmp_path), "--quiet"]) == 2
     error = capsys.readouterr().err
     assert "the same `loss` and `grad_norm`, bit for bit, at all 3 steps, but `seed` is 1 and 2" in error
-    (copy / "metrics.json").write_text(json.dumps(json.loads((copy / "metrics.json").read_text()) | {"ppl": -1}))
-    assert main(["compare", str(tmp_path), "--quiet"]) == 2
-    assert f"{copy / 'metrics.json'} is not readable: `ppl` is expected to be at least 1" in capsys.readouterr().err
 
 
 def test_ce_of_every_block_is_that_of_the_trained_model(tmp_path: Path) -> None:
@@ -122,7 +119,6 @@ def test_ce_of_every_block_is_that_of_the_trained_model(tmp_path: Path) -> None:
     metrics = read_metrics(tmp_path / "centered-0.01-s3")
     logits = model.head(model.hidden(valid[:, :-1])).double()
     ce = F.cross_entropy(logits.flatten(0, 1), valid[:, 1:].flatten(), reduction="none").view(120, LENGTH)
-    assert metrics.validation_blocks is not None
     assert metrics.validation_blocks.tokens == (LENGTH,) * 120
     assert metrics.validation_blocks.ce == pytest.approx(ce.mean(dim=1).tolist(), rel=1e-5)
     assert metrics.ce == pytest.approx(ce.mean().item(), rel=1e-6)
@@ -167,7 +163,7 @@ def test_a_finished_run_is_kept_where_no_gradient_can_be_taken(tmp_path: Path, w
     model, ce = Plain(1), zloss.CrossEntropy()
 
     def hidden_of(ids: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = NoBackward.apply(model.hidden(ids))
+        found = NoBackward.apply(model.hidden(ids))
         return found.detach() if why == "without a graph" else found
 
     with zloss.record_run(
@@ -179,7 +175,6 @@ def test_a_finished_run_is_kept_where_no_gradient_can_be_taken(tmp_path: Path, w
         run.micro_batch(out)
         with run.step():
             pass
-    assert run.metrics is not None
     assert run.metrics.gradients.gradient is None
     assert why in run.metrics.reasons["gradient"]
     assert read_metrics(tmp_path / "ce-0-s1").ppl > 1
@@ -209,7 +204,6 @@ def recorded_like_zloss_train(folder: Path, config: Any) -> RunMetrics:
                 opened.clip_()
                 optimizer.step()
             optimizer.zero_grad()
-    assert run.metrics is not None
     return run.metrics
 
 
@@ -224,7 +218,7 @@ def test_the_numbers_are_those_of_zloss_train(tmp_path: Path) -> None:
         assert one.adam == other.adam
     left, right = got.to_dict(), wanted.to_dict()
     assert list(left) == list(right)
-    compared = (
+    compared = [
         "ppl",
         "ce",
         "heads",
@@ -235,7 +229,7 @@ def test_the_numbers_are_those_of_zloss_train(tmp_path: Path) -> None:
         "phi_10",
         "clip_rate",
         "reasons",
-    )
+    ]
     assert {name: left[name] for name in compared} == {name: right[name] for name in compared}
 
 
@@ -284,21 +278,22 @@ def test_an_interrupted_run_is_unfinished_and_a_folder_of_another_is_refused(tmp
         pass
 
 
-def test_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
-    model, ce = Plain(1), zloss.CrossEntropy()
-    with pytest.raises(InputError, match="not a transformers model"):
-        zloss.record_run(tmp_path, model, ce, seed=1, validation=rows(1, 3))
-    with pytest.raises(InputError, match="belong together"):
-        zloss.record_run(tmp_path, model, ce, seed=1, validation=rows(1, 3), head=model.head)
-    given = {"head": model.head, "hidden_of": model.hidden}
-    with pytest.raises(InputError, match="50 rows"):
-        zloss.record_run(tmp_path, model, ce, seed=1, validation=[[1, 2, 77]], **given)
-    with pytest.raises(InputError, match=r"\[B, N \+ 1\]"):
-        zloss.record_run(tmp_path, model, ce, seed=1, validation=torch.arange(9), **given)
-    with pytest.raises(InputError, match="hidden states"):
-        zloss.record_run(tmp_path, model, ce, seed=1, validation=rows(1, 3), head=model.head, hidden_of=lambda ids: ids)
-    with pytest.raises(InputError, match="settings"):
-        zloss.record_run(tmp_path, model, ce, seed=1, validation=rows(1, 3), settings={"f": print}, **given)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head": None, "hidden_of": None}, "not a transformers model"),
+        ({"hidden_of": None}, "belong together"),
+        ({"validation": [[1, 2, 77]]}, "50 rows"),
+        ({"validation": torch.arange(9)}, r"\[B, N \+ 1\]"),
+        ({"hidden_of": lambda ids: ids}, "hidden states"),
+        ({"settings": {"f": print}}, "settings"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    model = Plain(1)
+    given: dict[str, Any] = {"validation": rows(1, 3), "head": model.head, "hidden_of": model.hidden} | changes
+    with pytest.raises(InputError, match=message):
+        zloss.record_run(tmp_path, model, zloss.CrossEntropy(), seed=1, **given)
 
 
 def test_a_loss_without_the_bias_of_the_head_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A run that is killed goes on bit for bit; damaged checkpoints, settings and full disks are one sentence."""
+"""A killed run resumes bit for bit; damaged checkpoints and settings and a full disk are one sentence each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from zloss.train.start import prepare_start
 def in_process(
     config: TrainConfig, folder: Path, *, at: int, with_signal: int = signal.SIGKILL, limit: int | None = None
 ) -> Ended:
-    """The run in a process of its own, sent a signal after step `at`; files may not grow beyond `limit` bytes."""
+    """The run in a separate process, sent a signal after step `at`; files may not grow beyond `limit` bytes."""
 
     def work() -> None:
         start = prepare_start(config)
@@ -42,7 +42,7 @@ def in_process(
 
 
 def resumed(config: TrainConfig, folder: Path) -> list[int]:
-    """Run to the end; the steps that are really taken."""
+    """Run to the end and return the steps that were actually taken."""
 
     class Steps(NoView):
         def show(self, record: StepRecord, tokens: int) -> None:
@@ -143,10 +143,10 @@ def test_a_full_disk_is_one_sentence(whole: tuple[TrainConfig, Any], tmp_path: P
 
 @pytest.mark.parametrize("content", [None, "", '{"method": "ce", "se', "[]", '{"coef": NaN}'])
 def test_a_finished_run_without_readable_settings_is_not_overwritten(tmp_path: Path, content: str | None) -> None:
-    """It was trained over with other settings, and a kill on the way left those settings beside the old metrics."""
+    """It was overwritten by a run with other settings, and a kill in between left those settings next to the old metrics."""
     if content is not None:
         (tmp_path / "config.json").write_text(content)
-    assert refuse_other_settings(tmp_path, {}) is None  # only the beginning of a run: it is made anew
+    refuse_other_settings(tmp_path, {})  # no metrics: the run starts over
     (tmp_path / "metrics.json").write_text("{}")
     with pytest.raises(InputError, match=r"contains a finished run whose settings are unknown: .*config\.json"):
         refuse_other_settings(tmp_path, {})

@@ -42,8 +42,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainConfig]:
 
 def metrics(grid: tuple[Path, TrainConfig], method: str) -> dict[str, Any]:
     coef = "0" if method in ("ce", "centered-head") else "0.01"
-    data: dict[str, Any] = json.loads((grid[0] / f"{method}-{coef}-s1" / "metrics.json").read_text())
-    return data
+    return json.loads((grid[0] / f"{method}-{coef}-s1" / "metrics.json").read_text())
 
 
 def straight_loss(method: str, coef: float, logits: Tensor, target: Tensor, weight: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A state of Adam that lies beside a checkpoint: taken over by the order of its groups, refused where it is of another model."""
+"""An Adam state from a file: loaded in the order of its groups, rejected if it belongs to another model."""
 
 from __future__ import annotations
 
@@ -56,29 +56,22 @@ def test_moments_come_back_to_their_parameters(started: tuple[TrainConfig, Start
 def test_a_state_of_another_model_is_refused(started: tuple[TrainConfig, Start, Path]) -> None:
     config, start, folder = started
     model = initial_checkpoint(start, config).model
-    other = torch.nn.Linear(3, 5)
-    for name, content, message in (
-        (
-            "other",
-            torch.optim.AdamW(other.parameters()),
-            "has 2 parameters, parameter 0 with Adam moments of shape None",
-        ),
-        ("sgd", torch.optim.SGD(model.parameters()), "moments of shape None, but the model trains"),
-    ):
-        torch.save(content.state_dict(), folder / name)
+
+    def refused(state: dict[str, Any], message: str) -> None:
+        torch.save(state, folder / "state")
         with pytest.raises(CheckpointError, match=message):
-            make_adamw(model, replace(config, optimizer_state=str(folder / name)))
+            make_adamw(model, replace(config, optimizer_state=str(folder / "state")))
+
+    other = torch.optim.AdamW(torch.nn.Linear(3, 5).parameters())
+    refused(other.state_dict(), "has 2 parameters, parameter 0 with Adam moments of shape None")
+    refused(torch.optim.SGD(model.parameters()).state_dict(), "moments of shape None, but the model trains")
     optimizer = make_adamw(model, config)
     stepped(model, optimizer)
-    state: Any = optimizer.state_dict()
+    state = optimizer.state_dict()
     del state["state"][0]["step"]  # some fused optimizers keep it in the group
-    torch.save(state, folder / "stepless")
-    with pytest.raises(CheckpointError, match="parameter 0 with Adam moments of shape None"):
-        make_adamw(model, replace(config, optimizer_state=str(folder / "stepless")))
+    refused(state, "parameter 0 with Adam moments of shape None")
     state["state"][0] |= {"step": torch.tensor(1.0), "exp_avg": torch.zeros(2, 2)}
-    torch.save(state, folder / "shape")
-    with pytest.raises(CheckpointError, match=r"parameter 0 with Adam moments of shape \[2, 2\], but"):
-        make_adamw(model, replace(config, optimizer_state=str(folder / "shape")))
+    refused(state, r"parameter 0 with Adam moments of shape \[2, 2\], but")
 
 
 def test_a_run_goes_on_from_the_state_and_its_config_names_it(started: tuple[TrainConfig, Start, Path]) -> None:
@@ -95,6 +88,5 @@ def test_a_run_goes_on_from_the_state_and_its_config_names_it(started: tuple[Tra
     assert fresh[2].loss != carried[2].loss
     assert "optimizer_state" not in json.loads((folder / "fresh" / "config.json").read_text())
     named = json.loads((folder / "given" / "config.json").read_text())["optimizer_state"]
-    assert named is not None
     assert named.startswith("adam.pt sha256:")
     assert str(folder) not in named

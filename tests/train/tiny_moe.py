@@ -14,7 +14,7 @@ from zloss.train.options import RunOptions
 SHAPE = {"top_k": 2, "experts": 4, "layers": 2, "width": 32, "heads": 2, "expert_width": 16}
 VARIANTS = tuple(name for name in variants() if name != "token_layer_mean:matched")
 COEF = 0.05
-"""Strong enough to be seen in a dozen steps."""
+"""Large enough to show in a dozen steps."""
 
 
 def tiny_moe_config(folder: Path, *, moe: dict[str, Any] | None = None, **changes: Any) -> TrainConfig:
@@ -44,7 +44,6 @@ def tiny_moe_config(folder: Path, *, moe: dict[str, Any] | None = None, **change
 
 def routed(base: TrainConfig, router: str, **changes: Any) -> TrainConfig:
     """The run of one router variant at the tests' coefficient; `changes` are of its experts' part."""
-    assert base.moe is not None
     return replace(base, moe=replace(base.moe, router=router, router_coef=COEF, **changes))
 
 

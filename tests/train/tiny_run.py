@@ -29,7 +29,7 @@ def some_text() -> str:
 
 
 def tiny_config(folder: Path, kind: str = "gpt2", **changes: Any) -> TrainConfig:
-    """Twelve steps of a tiny model whose files are put in `folder`."""
+    """Twelve steps of a tiny model; text and model are saved in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     text, model = folder / "text.txt", folder / kind
     if not text.exists():

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -52,6 +51,8 @@ COEF_KEYS = (
     "moe_zloss_weight",
 )
 """Keys of λ_R in configurations: Switch and NLLB-MoE, Megatron's export, the OLMoE fork, and variants."""
+COEF_ATTRIBUTE = "router_z_loss_coef"
+"""λ_R of a transformers model whose loss includes a router Z-loss."""
 NO_OWN_LOSS_REASON = "the model's own loss has no router Z-loss to measure"
 
 
@@ -189,43 +190,37 @@ def _stated_coefficient(model: nn.Module, given: float | None) -> tuple[float, C
 
 def _applied_scale(model: nn.Module, batch: dict[str, Tensor]) -> tuple[MeasuredScale | None, str | None]:
     """What the model's own router Z-loss applies, or why it cannot be measured."""
-    if not hasattr(model, "router_z_loss_coef"):
+    if not hasattr(model, COEF_ATTRIBUTE):
         return None, NO_OWN_LOSS_REASON
     if "labels" not in batch:
         return None, "the batches have no labels, so the model's own loss cannot be measured"
     # A coefficient of 0 in the configuration still has a scale: measure it at 1.
-    coef: float = getattr(model, "router_z_loss_coef") or 1.0  # noqa: B009
-    return measure_model_router_scale(model, batch, coef=coef), None
+    return measure_model_router_scale(model, batch, coef=getattr(model, COEF_ATTRIBUTE) or 1.0), None
 
 
 def measure_model_router_scale(
-    model: nn.Module,
-    batch: dict[str, Tensor],
-    *,
-    coef: float = 1.0,
-    attribute: str = "router_z_loss_coef",
-    mask: LayerTensors | None = None,
-    target: float | Literal["fit"] = "fit",
-    seed: int = 0,
+    model: nn.Module, batch: dict[str, Tensor], *, coef: float = 1.0, mask: LayerTensors | None = None
 ) -> MeasuredScale:
     """What a Hugging Face model's own router Z-loss applies: its coefficient is set to `coef` and to 0 in turn.
 
-    `batch` holds the model's inputs with labels. The coefficient is the model's attribute `attribute`, restored afterwards.
+    `batch` holds the model's inputs with labels. The coefficient is restored afterwards.
     """
     routers = find_routers(model)
-    if not hasattr(model, attribute):
-        raise InputError(f"{type(model).__name__} has no attribute {attribute!r}: its loss includes no router Z-loss.")
+    if not hasattr(model, COEF_ATTRIBUTE):
+        raise InputError(
+            f"{type(model).__name__} has no attribute {COEF_ATTRIBUTE!r}: its loss includes no router Z-loss."
+        )
     parameters = [
         p for router in routers.modules for p in router.module.parameters() if p.requires_grad and p.ndim == 2
     ]
 
     def loss(value: float) -> Tensor:
-        before = getattr(model, attribute)
-        setattr(model, attribute, value)
+        before = getattr(model, COEF_ATTRIBUTE)
+        setattr(model, COEF_ATTRIBUTE, value)
         try:
             found = model(**batch, output_router_logits=True).loss
         finally:
-            setattr(model, attribute, before)
+            setattr(model, COEF_ATTRIBUTE, before)
         if not isinstance(found, Tensor):
             raise MissingInputError("the model returned no loss: `batch` needs labels.")
         return found
@@ -235,9 +230,7 @@ def measure_model_router_scale(
             model(**batch)
         return collected
 
-    return measure_router_scale(
-        lambda: loss(coef), lambda: loss(0.0), logits, parameters, coef=coef, mask=mask, target=target, seed=seed
-    )
+    return measure_router_scale(lambda: loss(coef), lambda: loss(0.0), logits, parameters, coef=coef, mask=mask)
 
 
 def router_gradient_share(
@@ -278,7 +271,7 @@ def router_gradient_share(
 
 @dataclass(frozen=True)
 class ProjectedCorrection:
-    """What one convention injects into the hidden states at one k: a line of tab:router."""
+    """What one convention injects into the hidden states at one k: a row of tab:router."""
 
     top_k: int
     convention: str

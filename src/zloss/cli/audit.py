@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from zloss.audit.checkpoint.config import AuditConfig
-from zloss.audit.implementation.config import ImplementationAuditConfig
+from zloss.audit.config import AuditConfig, ImplementationAuditConfig
 from zloss.decide.answer import next_command
 from zloss.decide.thresholds import Thresholds
 from zloss.results.provenance import recorded_command

@@ -86,10 +86,10 @@ class AuditLoss:
         expect: dict[str, Any] = {"coef": self.coef, "target": self.target}
         progress = choose_progress(self.quiet)
         # The loss may change the working directory: the folder is the one meant now.
-        out = str(Path(self.out).resolve()) if self.out else ""
-        if out:
+        folder = Path(self.out).resolve() if self.out else None
+        if folder is not None:
             check_folder(Path(self.out))
-            refuse_other(Path(out), Owner("loss-audit", self.function), force=self.force)
+            refuse_other(folder, Owner("loss-audit", self.function), force=self.force)
         if self.jax:  # before the user's module, which imports it
             require_version("jax", "0.8", "Auditing a JAX loss", "jax")
         function = load_function(self.function)
@@ -114,7 +114,7 @@ class AuditLoss:
         except InputError as error:
             kind = LossCallError if isinstance(error, LossCallError) else InputError
             raise kind(_with_flags(str(error))) from error
-        written = write_result(Path(out), decide_results(loss_audits=(audit,))) if out else []
+        written = [] if folder is None else write_result(folder, decide_results(loss_audits=(audit,)))
         if not self.quiet:
             findings = tuple(replace(finding, sentence=_with_flags(finding.sentence)) for finding in audit.findings)
             shown = replace(audit, findings=findings)

@@ -69,7 +69,7 @@ def _main(argv: list[str]) -> int:
     name = argv[0]
     try:
         if launched() and name not in ON_RANKS:
-            # It would do all of its work in every process, in one folder.
+            # Every process would do all of the work, in the same folder.
             raise ZlossError(
                 f"runs on one process, but a launcher started {os.environ['WORLD_SIZE']}: run it without torchrun. "
                 f"Commands that support several processes: {', '.join(ON_RANKS)}."
@@ -89,13 +89,13 @@ def _main(argv: list[str]) -> int:
     except BrokenPipeError:
         raise
     except ModuleNotFoundError as error:
-        # Most callers name the extra themselves; this is for an optional package that another package imports.
+        # Most callers name the extra themselves; here an optional package was imported by another package.
         package = (error.name or "").partition(".")[0]
         if package in ("", "zloss", "zloss_paper"):
             raise
         return _print_error(name, str(MissingDependencyError(package, "This command", extra_of(package))))
     except OSError as error:
-        # A file operation that nothing checked beforehand.
+        # A file operation that was not checked in advance.
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         return _print_error(name, f"{where}{error.strerror or first_line(error)}.")
 

@@ -37,7 +37,7 @@ SWITCHED = "_switched"
 def parse(command_type: type[Command], argv: list[str], *, prog: str) -> Command:
     """Parse `argv` into a command. A value that a configuration rejects raises that configuration's error.
 
-    A command with `refuse_more` is given the arguments that it has no place for, and may raise its own error.
+    A command with `refuse_more` gets the arguments that it does not take, and may raise its own error.
     """
     flags, replaced = flags_of(command_type), plain_options(command_type)
     registry, inside = ConstructorRegistry(), set[Any]()
@@ -131,7 +131,7 @@ def _flag(name: str, option: Option, metadata: tuple[Any, ...]) -> str:
 
 
 def _spec(metavar: str, read: Callable[[str], Any], show: Callable[[Any], str] = str) -> PrimitiveConstructorSpec[Any]:
-    """One argument, and back."""
+    """How one argument is read, and shown in the help."""
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
@@ -167,7 +167,7 @@ def number_or_word(metavar: str) -> PrimitiveConstructorSpec[Any]:
     return _spec(metavar, read)
 
 
-# A dataclass as tyro takes it.
+# How tyro takes a dataclass.
 
 
 class _RejectedError(Exception):

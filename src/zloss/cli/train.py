@@ -18,12 +18,12 @@ from zloss.errors import InputError
 from zloss.results.options import Option
 from zloss.results.provenance import recorded_command
 from zloss.results.run_config import TrainConfig
-from zloss.train.options import STRESSES, RunOptions, Stress, StressName
+from zloss.train.options import STRESSES, RunOptions, StressName
 
 if TYPE_CHECKING:
     from zloss.train.grid import Grid
 
-METHODS, MOE_METHODS, COEFS = ("ce", "centered-head", "standard", "centered"), ("ce",), (1e-4,)
+METHODS, MOE_METHODS, COEF = ("ce", "centered-head", "standard", "centered"), ("ce",), 1e-4
 ROUTERS, ROUTER_COEFS = ("none", "token_layer_mean"), (1e-3,)
 
 
@@ -37,7 +37,7 @@ class Train:
     Example: zloss train smollm2 --methods ce,centered --coef 1e-4 --seeds 1,2 --text train.txt --steps 200 --out runs
     """
 
-    # Options that are None have a default that follows from others. `train_config`, `run_options` and `grid` fill them in. The
+    # The default of an option that is None follows from other options: `train_config`, `run_options` and `grid` fill it in. The
     # warm-up of `config` itself is 0, which is valid for any number of steps.
     config: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: TrainConfig(warmup=0))
     methods: Annotated[tuple[str, ...] | None, Option(comma_separated=True)] = None
@@ -115,9 +115,10 @@ class Train:
 
     def train_config(self) -> TrainConfig:
         """What the runs share, with the defaults that follow from --steps and --stress."""
-        values: dict[str, Any] = {"warmup": self.config.steps // 10, **self._stress().changes}
+        defaults = {"warmup": self.config.steps // 10, "lr": self.config.lr, "clip": self.config.clip} | self._stress()
         given = {name: getattr(self, name) for name in ("warmup", "lr", "clip")}
-        return replace(self.config, **values | {name: value for name, value in given.items() if value is not None})
+        chosen: dict[str, Any] = {name: defaults[name] if value is None else value for name, value in given.items()}
+        return replace(self.config, **chosen)
 
     def run_options(self) -> RunOptions:
         """The options that do not change numbers, with the default that follows from --steps."""
@@ -132,11 +133,11 @@ class Train:
         if not config.pretrained and config.model != TrainConfig.model:
             flag = "moe" if config.moe is not None else "from_config"
             raise InputError(f"`{flag}` trains its own model from scratch: leave {config.model!r} out.")
-        methods, coefs, stressed = self.methods, self.coef, self._stress().coef
+        methods, coefs = self.methods, self.coef
         if methods is None:
             methods = METHODS if config.moe is None else MOE_METHODS
         if coefs is None:
-            coefs = COEFS if stressed is None else (stressed,)
+            coefs = (self._stress().get("coef", COEF),)
         if config.moe is not None:
             moe = replace(config.moe, tokenizer=config.tokenizer)
             base = replace(config, model="moe", tokenizer=None, moe=moe)
@@ -146,8 +147,8 @@ class Train:
                 raise InputError(f"`{name}` is for a mixture of experts: pass `moe` as well.")
         return Grid(config, methods, coefs, self.seeds)
 
-    def _stress(self) -> Stress:
-        return Stress("none", {}) if self.stress is None else STRESSES[self.stress]
+    def _stress(self) -> dict[str, float]:
+        return {} if self.stress is None else STRESSES[self.stress]
 
 
 def _print_wrapped(text: str) -> None:
@@ -159,7 +160,7 @@ def _print_wrapped(text: str) -> None:
 @dataclass(frozen=True)
 class Compare:
     """Pair the runs of `zloss train` by seed and every setting, print mean ± std and paired differences, and give each
-    method a verdict (accepted, rejected or inconclusive) based on its validation quality, the coordinate it is meant to
+    method a verdict (accepted, rejected or inconclusive) based on its validation quality, the quantity it is meant to
     lower, and what reaches the optimizer. For runs with --moe, the router variants are compared: scale, entropy, load, and
     how far their losses are from the baseline's.
 
@@ -167,9 +168,9 @@ class Compare:
     """
 
     folder: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
-    """The --out of `zloss train`."""
+    """The --out folder of `zloss train`."""
     baseline: str | None = None
-    """The reference method; `method:coef` if it was run with several coefficients. Default ce; token_layer_mean among
+    """The reference method; `method:coef` if it was run with several coefficients. Default: ce, or token_layer_mean among
     router variants."""
     tolerance_ppl: float | None = None
     """How much PPL may rise, in PPL. Default: --quality-tolerance of the baseline's PPL."""
@@ -179,7 +180,7 @@ class Compare:
     force: bool = False
     """Replace a different result that is already in the folder."""
     quiet: bool = False
-    """No table."""
+    """Print only errors."""
     verbose: bool = False
     """Also print all means, the paired differences and every part of the verdicts."""
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
@@ -188,8 +189,8 @@ class Compare:
         """Reject further folders."""
         if not any(argument.startswith("-") for argument in arguments):
             raise InputError(
-                f"one folder of runs is compared, but got {1 + len(arguments)} ({', '.join((self.folder, *arguments))}): put "
-                "runs that belong together into one. Runs of one method and λ that differ in the target c have the same name: "
+                f"expected one folder of runs, but got {1 + len(arguments)} ({', '.join((self.folder, *arguments))}): put runs "
+                "that belong together into one. Runs of one method and λ that differ in the target c have the same name: "
                 "compare each target with CE in its own folder, or record them under two names with "
                 "`zloss.record_run(..., method=...)`."
             )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from zloss.audit.checkpoint.config import AuditConfig
+from zloss.audit.config import AuditConfig
 from zloss.audit.loss.run import LOG_V
 from zloss.console import choose_progress
 from zloss.decide.thresholds import Thresholds

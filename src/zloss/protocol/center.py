@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
+from zloss.audit.config import AuditConfig
 from zloss.console import Progress, Silent
 from zloss.errors import CheckpointError, OutputError
 from zloss.measure.logit_noise import STORAGE

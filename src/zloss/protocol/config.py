@@ -12,8 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from zloss.audit.checkpoint.config import AuditConfig
-from zloss.audit.implementation.config import NO_IMPLEMENTATION, ImplementationAuditConfig
+from zloss.audit.config import NO_IMPLEMENTATION, AuditConfig, ImplementationAuditConfig
 from zloss.decide.recommend import LEAST_STEPS
 from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError

@@ -54,7 +54,7 @@ from zloss.results.run_metrics import (
 from zloss.train.compare import compare_runs
 from zloss.train.finished import FinishedRun, load_runs, read_run
 from zloss.train.folder import check_finished, is_finished, read_steps
-from zloss.train.live import NoView, Shown
+from zloss.train.live import NoView
 from zloss.train.options import RunOptions
 from zloss.train.run import run_training
 from zloss.train.start import Start
@@ -181,9 +181,9 @@ class _Timer(Silent, NoView):
     training = validation = 0.0
 
     @contextmanager
-    def run(self, name: str, steps: int, done: int) -> Iterator[Shown]:
+    def run(self, name: str, steps: int, done: int) -> Iterator[None]:
         began = time.perf_counter()
-        yield self
+        yield
         self.training = time.perf_counter() - began
 
     @contextmanager

@@ -68,7 +68,7 @@ def open_data(config: TrainConfig, tokenizer: Any, bos_id: int | None) -> TrainD
 
 def training_text(config: TrainConfig) -> Corpus:
     """The documents to train on, a new iterator at every call; a tokenizer is trained on them too."""
-    # By the name of WikiText an audit reads the validation split, which these runs are validated on.
+    # An audit of WikiText by name reads its validation split; a run is validated on that split and trained on the other.
     return wikitext("train") if _named_wikitext(config) else open_corpus(config.texts, config.corpus, config.text_field)
 
 

@@ -149,7 +149,7 @@ def read_run(folder: Path) -> FinishedRun:
     try:
         provenance = read_run_provenance(folder)
     except InputError:
-        # It says how the numbers were produced and changes none of them: a comparison does not need it.
+        # It only says how the numbers were produced: a comparison does not need it.
         provenance = None
     return FinishedRun(folder, config, record, provenance)
 
@@ -169,7 +169,7 @@ def _check_names(folder: Path, config: dict[str, Any], record: RunMetrics) -> No
             )
     router = None if moe is None else router_name(moe["router"], moe["router_coef"])
     name = run_name(config["method"], config["coef"], config["seed"], router)
-    # Folders that `zloss train` and `record_run` have not named say nothing about their run.
+    # The name of a folder says nothing about its run unless `zloss train` or `record_run` chose it.
     names = (*method_names(), *(variant.replace(":", "-") for variant in variants()))
     part = rf"(?:{'|'.join(map(re.escape, names))})-[0-9.e+-]+"
     if folder.name != name and re.fullmatch(rf"{part}(?:-{part})?-s\d+", folder.name):
@@ -221,7 +221,7 @@ def check_pair(baseline: FinishedRun, run: FinishedRun) -> None:
 
 
 def _check_settings(first: FinishedRun, run: FinishedRun) -> None:
-    """Reject runs of one method and coefficient that differ in other settings: they are not seeds of one arm."""
+    """Reject runs of one method and coefficient that differ in other settings: they are not seeds of one experiment."""
     for key in () if run.method in UNPENALIZED else ("target", "coef_until", "gain_beta"):
         if first.config.get(key) != run.config.get(key):
             raise InputError(

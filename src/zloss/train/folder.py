@@ -34,7 +34,7 @@ CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints, inside the folder of an unfinished run."""
 CHECKSUMS, RECORDS = "checksums.json", "records.jsonl"
 KEEP = 2
-"""Number of checkpoints that are kept, the most recent ones."""
+"""How many of the most recent checkpoints are kept."""
 WEIGHTS = "initial_weights"
 
 
@@ -65,7 +65,7 @@ def check_alike(of_every_rank: Sequence[object], what: str) -> None:
 
 
 def claim_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """Write config.json, or refuse a `folder` whose config.json is of another run."""
+    """Write config.json, or reject a `folder` whose config.json belongs to another run."""
     refuse_other_settings(folder, settings)
     write_json(folder / CONFIG_FILE, settings)
 
@@ -77,18 +77,18 @@ def check_finished(folder: Path, config: TrainConfig, start: Start) -> None:
         remove_checkpoints(folder)
 
 
-def refuse_other_settings(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+def refuse_other_settings(folder: Path, settings: dict[str, Any]) -> None:
     """Reject a `folder` that holds a run with another setting, other data or other initial weights.
 
-    Returns its config.json; None if there is none, or only an unreadable one without metrics. Metrics of a finished run
-    without a readable config.json are an error: their settings are unknown, so they are neither reused nor overwritten.
+    A folder without a readable config.json is accepted unless it has metrics: the settings of that finished run are unknown, so
+    it is neither reused nor overwritten.
     """
     try:
         before = read_object(folder / CONFIG_FILE, advice=RUN_AGAIN)
     except InputError as error:
         if (folder / METRICS_FILE).exists():
             raise InputError(f"{folder} contains a finished run whose settings are unknown: {error}") from error
-        return None
+        return
     mine = json.loads(json.dumps(settings))
     names = sorted(key for key in {**before, **mine} if before.get(key) != mine.get(key))
     if names:
@@ -102,7 +102,6 @@ def refuse_other_settings(folder: Path, settings: dict[str, Any]) -> dict[str, A
             f"{folder} contains a run with other settings ({'; '.join(map(shown, names))}): choose another folder (`out` of "
             "`zloss train`), or remove that one."
         )
-    return before
 
 
 def is_finished(folder: Path) -> bool:
@@ -163,8 +162,8 @@ def read_steps(folder: Path, name: str = STEPS_FILE) -> list[StepRecord]:
 
 # Checkpoints of an unfinished run, the last two. accelerate writes model and optimizer into a temporary folder; the step
 # records and the checksums of every file and of the run's config.json are added, and a rename puts the folder in place, so a
-# checkpoint is complete or absent, and one of another run is not taken. It holds nothing that depends on the number of ranks:
-# the first one writes it and all of them read it.
+# checkpoint is complete or absent, and a checkpoint of another run is never loaded. It holds nothing that depends on the number
+# of ranks: the first one writes it and all of them read it.
 
 
 def save_checkpoint(folder: Path, accelerator: Any, records: Sequence[StepRecord]) -> None:
@@ -189,7 +188,7 @@ def load_checkpoint(folder: Path, accelerator: Any) -> list[StepRecord]:
     for place in sorted((folder / CHECKPOINTS).glob("step-*"), reverse=True):
         try:
             saved = json.loads((place / CHECKSUMS).read_text(encoding="utf-8"))
-            # Further files, as a file manager or a network drive leaves them, do no harm.
+            # Extra files, such as those of a file manager or a network drive, do no harm.
             intact = isinstance(saved, dict) and RECORDS in saved and saved.items() <= _checksums(place).items()
         except (OSError, ValueError):
             intact = False

@@ -130,7 +130,7 @@ def _check_runs(configs: Sequence[TrainConfig], start: Start, folder: Path, job:
 
 @torch.no_grad()
 def _try_loss(config: TrainConfig, start: Start) -> None:
-    """The loss of the run on a few tokens of its text."""
+    """Compute the loss of the run on a few tokens of its text: a method that this model does not support is rejected."""
     blocks = start.data.train
     tokens = min(CHECK_TOKENS, blocks.size)
     inputs = blocks.inputs(0, 1)[:, : tokens + (blocks.bos_id is not None)]

@@ -29,19 +29,15 @@ SCALARS = ("loss", "cross_entropy", "auxiliary", "grad_norm", "grad_inf", "param
 """Numbers of a step record that trackers get, in addition to its telemetry."""
 
 
-class Shown(Protocol):
-    """One run that is being shown."""
-
-    def show(self, record: StepRecord, tokens: int) -> None:
-        """Show a finished step of `tokens` tokens."""
-        ...
-
-
 class LiveView(Protocol):
     """What shows runs, one at a time."""
 
-    def run(self, name: str, steps: int, done: int) -> AbstractContextManager[Shown]:
+    def run(self, name: str, steps: int, done: int) -> AbstractContextManager[object]:
         """Show the run `name` of `steps` steps, of which `done` were taken earlier."""
+        ...
+
+    def show(self, record: StepRecord, tokens: int) -> None:
+        """Show a finished step of that run, of `tokens` tokens."""
         ...
 
 
@@ -49,14 +45,14 @@ class NoView:
     """Shows nothing."""
 
     @contextmanager
-    def run(self, name: str, steps: int, done: int) -> Iterator[Shown]:
-        yield self
+    def run(self, name: str, steps: int, done: int) -> Iterator[None]:
+        yield
 
     def show(self, record: StepRecord, tokens: int) -> None:
         pass
 
 
-def choose_view(quiet: bool) -> NoView | TerminalView:
+def choose_view(quiet: bool) -> LiveView:
     """Lines on a terminal; nothing with `quiet`, or where stderr is not a terminal."""
     return NoView() if quiet or not sys.stderr.isatty() else TerminalView()
 
@@ -72,7 +68,7 @@ class TerminalView:
         self._number, self._runs, self._steps_after = number, runs, steps_after
 
     @contextmanager
-    def run(self, name: str, steps: int, done: int) -> Iterator[Shown]:
+    def run(self, name: str, steps: int, done: int) -> Iterator[None]:
         from rich.console import Console, Group
         from rich.live import Live
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -88,25 +84,28 @@ class TerminalView:
         self._bars.add_task(shown_name, total=steps, completed=done)
         if self._number < self._runs:
             self._bars.add_task("this and all later runs", total=steps + self._steps_after, completed=done)
-        self._numbers, self._valid_ce = Text(no_wrap=True, overflow="ellipsis"), list[float]()
+        self._numbers = Text(no_wrap=True, overflow="ellipsis")
+        self._valid_ce: float | None = None
         self._norms: deque[float] = deque(maxlen=WINDOW)
         with Live(Group(self._bars, self._numbers), console=console, refresh_per_second=REFRESH):
-            yield self
+            yield
 
     def show(self, record: StepRecord, tokens: int) -> None:
         self._norms.append(record.grad_norm)
         if (found := record.telemetry.get("valid_ce")) is not None:
-            self._valid_ce = [found]
+            self._valid_ce = found
         for task in self._bars.task_ids:
             self._bars.update(task, completed=record.step)
         self._numbers.plain = numbers_line(record, tokens, self._norms, self._valid_ce)
 
 
-def numbers_line(record: StepRecord, tokens: int, norms: Sequence[float], valid_ce: Sequence[float] = ()) -> str:
-    """Loss, validation, speed, p99.9 |log Z − c| and p99 ‖g‖₂ after a step; `norms` are those of the last steps."""
+def numbers_line(record: StepRecord, tokens: int, norms: Sequence[float], valid_ce: float | None) -> str:
+    """Loss, latest validation CE, speed, p99.9 |log Z − c| and p99 ‖g‖₂ after a step; `norms` are those of the last steps."""
     violation = record.telemetry.get("p_z_999")
     finite = [norm for norm in norms if math.isfinite(norm)]
-    parts = [f"  loss {record.loss:.4f}", *(f"valid CE {value:.4f}" for value in valid_ce)]
+    parts = [f"  loss {record.loss:.4f}"]
+    if valid_ce is not None:
+        parts.append(f"valid CE {valid_ce:.4f}")
     if record.seconds:
         parts.append(f"{tokens / record.seconds:,.0f} tok/s")
     if violation is not None:
@@ -142,7 +141,7 @@ def tracked(record: StepRecord) -> dict[str, float]:
 
 @contextmanager
 def tracker_errors() -> Iterator[None]:
-    """A failed write of a tracker is an `OutputError` that names the option to leave it out."""
+    """Turn a tracker's failed write into an `OutputError` that names the option to switch the tracker off."""
     try:
         yield
     except Exception as error:
@@ -157,7 +156,7 @@ def tracker_errors() -> Iterator[None]:
 
 @contextmanager
 def quiet_tracker_threads() -> Iterator[None]:
-    """Inside, a thread that ends with a failed write prints no traceback: TensorBoard raises the same error at the next call."""
+    """No traceback from a thread whose write fails inside the block: TensorBoard raises the same error at its next call."""
     before = threading.excepthook
 
     def hook(raised: Any) -> None:

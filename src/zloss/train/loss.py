@@ -43,7 +43,7 @@ def run_objective(config: TrainConfig, coef: float | None = None) -> Objective:
 
 
 def unscaled_penalty(config: TrainConfig, output: HeadLossOutput, weight_VD: Tensor) -> float:
-    """What this micro-batch adds to the penalty of its step, for λ or γ of 1, whether it is on or off."""
+    """What this micro-batch adds to the penalty of its step at λ (or γ) = 1, whether the penalty is on or off."""
     tokens = int(output.stats.valid.sum())
     if config.method == MU_LOSS:
         mean_row_squared = weight_VD.detach().mean(dim=0, dtype=torch.float64).square().sum()
@@ -79,7 +79,7 @@ class LossModel(nn.Module):
         super().__init__()
         self.model = checkpoint.model
         self.objective = objective
-        """The one of the next step."""
+        """The objective of the next step."""
         self._checkpoint, self._kind, self._counted = checkpoint, kind, counted
         self._moe, self._tap = moe, None if moe is None else RoutingTap(checkpoint.model, counted)
 
@@ -101,7 +101,7 @@ class LossModel(nn.Module):
 
     def _head_loss(self, inputs_BN: Tensor, targets_BN: Tensor, normalizer: int) -> HeadLossOutput:
         """Σ over the batch of CE + auxiliary, divided by `normalizer`."""
-        head = find_head(self._checkpoint)  # at every call: its weight is the one that the module has now
+        head = find_head(self._checkpoint)  # at every call, because the module may have another weight by now
         with hidden_states(self._checkpoint, head) as hidden_of:
             hidden = self._counted(hidden_of(inputs_BN))
         if self._kind == "paper":

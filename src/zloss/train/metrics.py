@@ -159,7 +159,7 @@ def _gradients(
     except Exception as error:
         if checkpoint.custom is None:
             raise
-        # A finished run is not lost because its model cannot be taken apart.
+        # A finished run must not be lost because its model cannot be differentiated.
         return _no_gradients(f"the backward pass of the model fails ({type(error).__name__}: {first_line(error)})")
     diagnostic = DiagnosticGradient(
         coef=measurement.coef, blocks=count, raw=found.raw, centered=found.centered, whole_model=found.whole_model

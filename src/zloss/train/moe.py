@@ -106,7 +106,7 @@ class Routing:
 
 
 class RoutingTap:
-    """Observes the routers of a model; `counted` drops the positions whose prediction is not counted."""
+    """Records what the routers of a model decide; `counted` drops the positions whose prediction is not counted."""
 
     def __init__(self, model: nn.Module, counted: Callable[[Tensor], Tensor]) -> None:
         self._routers, self._counted = find_routers(model).modules, counted
@@ -157,11 +157,9 @@ class RouterTerms:
     load_balance_term: Tensor
     """What it adds to the step's loss."""
     router_z: Tensor
-    """What the router Z-loss adds to the step's loss, by the reduction as it is written."""
+    """What the router Z-loss adds to the step's loss, reduced as the paper writes it."""
     log_z: Tensor
     """log Z_R of the decisions that count, [N]."""
-    target: float
-    """c_R."""
     entropy: Tensor
     """Mean over the decisions."""
     entropy_per_layer: Tensor
@@ -182,7 +180,6 @@ class RouterTerms:
             load_balance_term=balance_term.detach().cpu(),
             router_z=router_z.detach().cpu(),
             log_z=record.stats.log_z[record.stats.valid].cpu(),
-            target=record.target,
             entropy=record.entropy.cpu(),
             entropy_per_layer=record.stats.entropy_per_layer.double().cpu(),
             load=record.load.double().cpu(),
@@ -310,7 +307,7 @@ def router_numbers(passes: Sequence[RouterTerms], moe: MoeRun, step_tokens: int)
         "load_balance": mean([part.load_balance for part in passes]),
         "load_balance_term": torch.stack([part.load_balance_term for part in passes]).sum(),
         "router_z": torch.stack([part.router_z for part in passes]).sum(),
-        "violation": mean([(part.log_z - part.target).square().mean() for part in passes]),
+        "violation": mean([(part.log_z - _target(moe)).square().mean() for part in passes]),
         "dropped_routes": mean([weight_P.new_tensor(part.dropped) for part in passes]),
     }
     if moe.capacity_factor is not None:
@@ -343,7 +340,7 @@ def routing_metrics(passes: Sequence[RouterTerms], moe: MoeRun, step_tokens: int
     numbers |= {name: float(exact_quantile(finite, q)) if len(finite) else None for name, q in TAILS.items()}
     numbers["entropy"] = float(entropy_L.mean())
     # λ_R·s_rel times the mean violation: per decision, whatever the tokens of a training step.
-    violation = float((log_z - passes[0].target).double().square().mean())
+    violation = float((log_z - _target(moe)).double().square().mean())
     numbers["router_z"] = relative_scale(moe) * moe.router_coef * violation
     found: dict[str, Any] = {entry.name: numbers.get(entry.name) for entry in fields(RoutingMetrics)}
     found["s_rel"] = relative_scale(moe)

@@ -41,7 +41,7 @@ from zloss.objectives import Objective
 from zloss.optimizer.endpoints import SPIKE, THRESHOLDS
 from zloss.optimizer.recorder import OpenStep, Recorder, StatefulOptimizer
 from zloss.results.folder import locked_folder
-from zloss.results.options import check_counts, check_numbers
+from zloss.results.options import check_counts, check_numbers, check_optional_counts
 from zloss.results.provenance import write_run_provenance
 from zloss.results.run_config import RecordedData, RecordedRun
 from zloss.results.run_metrics import METRICS_FILE, RunMetrics, write_metrics
@@ -77,9 +77,7 @@ class RecordOptions:
     def __post_init__(self) -> None:
         check_counts(self, ("gradient_blocks",), least=0)
         check_numbers(self, ("diag_coef",), positive=True)
-        for name in ("adam_every", "tokens_available"):
-            if getattr(self, name) is not None:
-                check_counts(self, (name,))
+        check_optional_counts(self, ("adam_every", "tokens_available"))
 
 
 def record_run(
@@ -136,7 +134,7 @@ def record_run(
         loop=loop,
         model=type(checkpoint.model).__name__,
         method=method or objective.name,
-        # Of Factorized, those of its relative part.
+        # For Factorized, those of its relative part.
         coef=float(numbers.get("coef", numbers.get("relative_coef", coef)) or 0.0),
         target=numbers.get("target", numbers.get("relative_target")),
         gain_beta=float(numbers.get("beta", GAIN_BETA)),
@@ -280,7 +278,7 @@ class RunRecorder:
 
     def finish(self, progress: Progress | None = None) -> RunMetrics | None:
         """Measure the validation blocks and write metrics.json; None on a process that does not write."""
-        # The measurement is the heavier half of these imports, and `import zloss` has to stay light.
+        # Measuring imports more than everything else here, and `import zloss` has to stay light.
         from zloss.train.metrics import run_metrics
 
         try:
@@ -326,7 +324,7 @@ class RunRecorder:
 
 
 def _check_bias(head: OutputHead) -> None:
-    """After the first backward pass: the model adds its bias to the logits, so a loss of these logits has its gradient."""
+    """Reject a loss without the bias that the model adds to its logits: after the first backward pass it has no gradient."""
     weight, bias = head.weight_VD, head.bias_V
     if bias is None or not bias.requires_grad or bias.grad is not None or weight.grad is None:
         return

@@ -50,7 +50,7 @@ from zloss.train.options import RunOptions
 from zloss.train.start import Start, close_accelerator, initial_checkpoint, make_accelerator, make_adamw, prepared
 
 LIVE_BLOCKS = 8
-"""Validation blocks that `validate_every` reads each time, the first ones: a fraction of the work of one step."""
+"""The number of validation blocks, from the first one on, that `validate_every` reads: a fraction of the work of one step."""
 EndingRule = Callable[[Sequence[StepRecord]], str | None]
 """All steps so far → the reason why the run ends here, or None.
 
@@ -125,7 +125,7 @@ def run_training(
             if job.first:
                 record = recorder.records[-1]
                 append_step(folder, record)
-                shown.show(record, config.tokens_per_step)
+                view.show(record, config.tokens_per_step)
                 if options.trackers:
                     with tracker_errors():
                         accelerator.log(tracked(record), step=record.step)
@@ -137,10 +137,10 @@ def run_training(
 
         model.train()
         with (
-            view.run(config.name, config.steps, done) as shown,
+            view.run(config.name, config.steps, done),
             # The loop seeds the global generators step by step; the caller gets them back as they were.
             torch.random.fork_rng(),
-            # Ctrl-C waits for the end of the step. A second one interrupts it: what is half done is not kept.
+            # Ctrl-C waits for the end of the step. A second one interrupts the step, which is then lost.
             held_interrupts() as release,
         ):
             # If the run was interrupted right after the step that ended it, it ends again before taking another one.
@@ -164,7 +164,7 @@ def run_training(
                         # the sum of the parts.
                         accelerator.backward(out.loss * job.ranks)
                     if config.method == MU_LOSS and last:
-                        # Of the step, not of its tokens: it comes once, on the gradients that all ranks share.
+                        # It belongs to the step, not to its tokens: it is added once, to the gradients that all ranks share.
                         penalty = mu_loss_(weight_VD, coef)
                     loss, auxiliary = (part * job.ranks + penalty for part in (out.loss, out.auxiliary))
                     recorder.micro_batch(loss, out.cross_entropy * job.ranks, auxiliary)

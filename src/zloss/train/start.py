@@ -140,7 +140,7 @@ def _shape(shape: str) -> dict[str, Any]:
 
 
 DEFAULT_VOCAB = 4096
-"""Entries of a trained tokenizer if the number is not set."""
+"""Default number of entries of a trained tokenizer."""
 SPECIAL = ("<s>", "</s>")
 """BOS and EOS of a trained tokenizer."""
 
@@ -202,7 +202,7 @@ def shift_head_to_(checkpoint: Checkpoint, blocks: Blocks, size: float) -> None:
 
 
 def make_adamw(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW over all trained parameters; its state is fresh or a given one.
+    """AdamW over all trained parameters, with a fresh state or that of `config.optimizer_state`.
 
     Decoupled weight decay is on matrices and tables, or on everything (`config.decay`).
     """
@@ -238,7 +238,7 @@ def read_adam_state(file: str) -> dict[str, Any]:
 
 
 def _load_adam_state(optimizer: torch.optim.Optimizer, model: nn.Module, file: str) -> None:
-    """Moments and step counts of every parameter; learning rate, decay and β stay those of `optimizer`.
+    """Load the moments and step count of every parameter; `optimizer` keeps its learning rate, decay and β.
 
     A `state_dict` numbers its parameters in the order of its groups. Two groups of the same sizes as ours (decayed and not
     decayed, as in transformers) have our order; one group has that of the model. Shapes are compared for every parameter.
@@ -271,11 +271,11 @@ def make_accelerator(config: TrainConfig, folder: Path, trackers: Sequence[str],
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
 
-    # Tied weights are stored once, on purpose; accelerate warns of it at every checkpoint.
+    # Tied weights are stored once, on purpose; accelerate warns about it at every checkpoint.
     logging.getLogger("accelerate").setLevel(logging.ERROR)
-    # Precision is a state of the process in accelerate: the next run may have another.
+    # accelerate keeps the precision as a state of the process, and the next run may use another one.
     AcceleratorState._reset_state()
-    # So is what another trainer left in the middle of its accumulation: every update would then be skipped.
+    # The same is true of accumulation: if another trainer was left in the middle of it, every update would be skipped.
     GradientState._reset_state()
     accelerator = Accelerator(
         # Without this, accelerate ignores the other processes of a launcher on a machine without GPUs.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from zloss.audit.checkpoint.config import AuditConfig
+from zloss.audit.config import AuditConfig
 from zloss.errors import InputError
 from zloss.results.options import SMOLLM2
 from zloss_paper.engine.inputs import CORPUS_NAMES, MODEL_IDS, TextSource, papers_model, printed_name, text_sources

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 import zloss
-from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
+from zloss.audit.config import AuditConfig
 from zloss.console import Progress, Silent, Step
 from zloss.decide.decision_map import with_decisions
 from zloss.errors import InputError

@@ -22,10 +22,11 @@ from typing import NamedTuple
 
 import torch
 
-from zloss.audit.checkpoint.config import AuditConfig
+from zloss.audit.config import AuditConfig
 from zloss.audit.implementation.implementations import find_implementation, interpreted
 from zloss.audit.implementation.kernels import KernelLine, gradient_difference
-from zloss.audit.implementation.source import Storage, fp64_head, storage_dtype
+from zloss.audit.implementation.source import fp64_head, storage_dtype
+from zloss.results.options import LogitStorage
 from zloss_paper.engine.audited_models import AuditedModel, paper_target
 from zloss_paper.engine.claims import Check, Claim, all_lines, among, between, falls, line_test, rises
 from zloss_paper.engine.inputs import FINEWEB, WIKITEXT
@@ -48,7 +49,7 @@ COLUMNS = {
     "kernel_delta_z": "kernel_delta_z",
 }
 """The columns, and where an audit of the kernel has them."""
-STORAGES: tuple[Storage, ...] = ("fp32", "bf16", "fp16")
+STORAGES: tuple[LogitStorage, ...] = ("fp32", "bf16", "fp16")
 CONSISTENT = 1e-6
 MATERIAL = 10
 SMALLER = 4
@@ -128,7 +129,7 @@ MEDIUM_CLAIMS = (
 class PyTorchDifference(NamedTuple):
     """The difference of PyTorch's two formulas at one storage and multiplier, mean over blocks."""
 
-    storage: Storage
+    storage: LogitStorage
     logit_scale: int
     delta_total: float
 
@@ -138,7 +139,7 @@ def pytorch_audit(bench: Workbench, audit: AuditConfig, config: ImplementationCo
     tokens = head_tokens(bench, audit)
     head = fp64_head(tokens.head)
     builtin, manual = find_implementation("torch-ce"), find_implementation("log-softmax")
-    found: dict[tuple[Storage, int], list[float]] = {}
+    found: dict[tuple[LogitStorage, int], list[float]] = {}
     parts = (torch.split(part, tokens.block_size) for part in (tokens.hidden_TD, tokens.label_T))
     with bench.progress.step("PyTorch backward", len(tokens.label_T)) as step:
         for hidden_TD, label_T in zip(*parts, strict=True):

@@ -10,14 +10,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from zloss.audit.checkpoint.config import AuditConfig
+from zloss.audit.config import AuditConfig
 from zloss.audit.implementation.gradients import update_audit
 from zloss.audit.implementation.implementations import find_implementation, interpreted
 from zloss.audit.implementation.kernels import KernelLine, kernel_line
-from zloss.audit.implementation.source import SourceLine, Storage, source_audit
+from zloss.audit.implementation.source import SourceLine, source_audit
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import OutputHead, check_head, find_head
 from zloss.results.implementation_audit import UpdateErrors
+from zloss.results.options import LogitStorage
 from zloss.text import Blocks
 from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, Target, audit_table
 from zloss_paper.engine.claims import Claim
@@ -39,7 +40,7 @@ class ImplementationConfig:
 
     models: AuditTableConfig
     """Which model on which text; only model, text and blocks are read."""
-    storages: tuple[Storage, ...]
+    storages: tuple[LogitStorage, ...]
     logit_scales: tuple[int, ...]
     coef: float = COEF
     tokens_per_block: int | None = None
@@ -58,7 +59,7 @@ def implementation_recipe(
     *,
     columns: Iterable[str],
     targets: Sequence[Target],
-    storages: tuple[Storage, ...],
+    storages: tuple[LogitStorage, ...],
     logit_scales: tuple[int, ...],
     claims: tuple[Claim, ...],
     cpu_blocks: int = CPU_BLOCKS,

@@ -1,4 +1,4 @@
-"""Models whose answer is known, audited for real: planted faults, and healthy models. SmolLM2: `benchmarks/verdicts.py`."""
+"""Real audits of models whose answer is known: planted faults, and healthy models. SmolLM2: `benchmarks/verdicts.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from benchmarks.verdicts import SMALL, audited, scale_logits, shift_logits, small_cases, small_model, train
-from zloss.results.audit import AuditReport
 
 
 @torch.no_grad()
@@ -39,7 +38,6 @@ def test_a_planted_fault_has_its_verdict(plant: Callable[[Any], Any], expected: 
     checkpoint = train(small_model("phi", 0, tmp_path), 0, steps=30)
     plant(checkpoint.model)
     report = audited(checkpoint, SMALL)
-    assert report.verdict is not None
     assert report.verdict.action == expected, report.verdict
     assert said in report.verdict.sentence
 
@@ -47,27 +45,16 @@ def test_a_planted_fault_has_its_verdict(plant: Callable[[Any], Any], expected: 
 def test_a_shift_is_only_worth_centering_in_sixteen_bits(tmp_path: Path) -> None:
     checkpoint = train(small_model("phi", 0, tmp_path), 0, steps=30)
     shift_logits(checkpoint.model)
-
-    def noise(report: AuditReport) -> tuple[float | None, float | None]:
-        assert report.logit_noise is not None
-        return report.logit_noise.bf16.raw, report.logit_noise.bf16.centered
-
-    raw, centered = noise(audited(checkpoint, SMALL))
+    noise = audited(checkpoint, SMALL).logit_noise.bf16
     # bf16 numbers near 200 are 1 apart, and those of small logits 2⁻⁷ and less.
-    assert raw is not None
-    assert centered is not None
-    assert 0.1 < raw < 0.5
-    assert raw > 20 * centered
-    for logits in ("fp32", "bf16"):
-        found = audited(checkpoint, SMALL, logits=logits).verdict
-        assert found is not None
-        assert found.action == ("nothing" if logits == "fp32" else "center")
+    assert 0.1 < noise.raw < 0.5
+    assert noise.raw > 20 * noise.centered
+    for logits, action in (("fp32", "nothing"), ("bf16", "center")):
+        assert audited(checkpoint, SMALL, logits=logits).verdict.action == action
 
 
 def test_healthy_models_and_a_mixture_of_experts_need_nothing() -> None:
     cases = list(small_cases(2))
     assert [case.name for case in cases if not case.right] == []
     routed = cases[1].report
-    assert routed.planned is not None
-    assert routed.planned.router_share is not None
     assert routed.planned.router_share > 0

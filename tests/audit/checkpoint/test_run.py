@@ -28,8 +28,8 @@ from tests.audit.checkpoint.straight import (
     token_stream,
 )
 from tests.tiny_models import VOCAB, save_model
-from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
+from zloss.audit.config import AuditConfig
 from zloss.console import Silent
 from zloss.decide.decision_map import with_decisions
 from zloss.errors import InputError
@@ -48,7 +48,7 @@ def audit(folder: Path, text: Path, **changes: Any) -> AuditReport:
 def truth_of(
     model: Any, tokenizer: Any, text: Path, *, bos: int | None = None, rows: int = VOCAB, blocks: int = BLOCKS
 ) -> dict[str, Any]:
-    """The report.json that the audit of `CONFIG` has to give."""
+    """The report.json that the audit of `CONFIG` must produce."""
     ids = token_stream(tokenizer, text.read_text(), blocks * SIZE + 1)
     planned = {"planned_coef": CONFIG.coef, "planned_target": CONFIG.target}
     tokens = straight_audit(model, tokenizer, ids, size=SIZE, bos=bos, rows=rows, **planned)
@@ -67,8 +67,7 @@ def truth_of(
 
 def as_written(report: AuditReport) -> dict[str, Any]:
     """The report.json of `zloss audit`."""
-    plain: dict[str, Any] = json.loads(json.dumps(with_decisions(report).to_dict(), allow_nan=False))
-    return plain
+    return json.loads(json.dumps(with_decisions(report).to_dict(), allow_nan=False))
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +135,7 @@ def test_no_number_of_a_report_is_left_without_a_straight_definition(kind: str, 
 
 
 def entries(part: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to every value of a report; of a list of numbers only to the largest, of other lists to the second entry."""
+    """The path to every value of a report; in a list of numbers only to the largest, in other lists to the second entry."""
     if isinstance(part, dict):
         for key, value in part.items():
             yield from entries(value, (*path, key))
@@ -219,7 +218,7 @@ def test_every_null_number_has_its_own_reason(kind: str, audited: Any) -> None:
 
 
 def test_ctrl_c_during_the_noise_of_logits_leaves_a_partial_report(folders: dict[str, Path], text: Path) -> None:
-    """It was caught during the gradients only, so the whole report was lost."""
+    """It used to be caught only during the gradients, so the whole report was lost."""
 
     class Interrupted(Silent):
         @contextmanager
@@ -356,7 +355,7 @@ def test_a_block_goes_through_a_layer_once_and_a_diagnostic_block_three_times_an
 
 
 def test_a_saved_pass_of_another_audit_or_model_is_refused(text: Path, tmp_path: Path) -> None:
-    """The weights in the same folder were exchanged: the two halves of the pass were of two models."""
+    """The weights in the folder have changed: the two halves of the pass would come from two models."""
     model = save_model("gpt2", tmp_path / "model")
     config = dataclasses.replace(CONFIG, model=str(model), texts=(str(text),))
     run_audit(config, folder=tmp_path, progress=InterruptAfter(9))
@@ -375,7 +374,7 @@ def test_a_saved_pass_of_another_audit_or_model_is_refused(text: Path, tmp_path:
 def test_a_second_ctrl_c_inside_a_batch_leaves_the_last_saved_state(
     folders: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was saved holds whole batches: half a batch must not be counted."""
+    """Saved parts hold whole batches: half a batch must not be counted."""
     from zloss.measure import tokens
 
     monkeypatch.setenv("ZLOSS_SAVE_EVERY", "0")

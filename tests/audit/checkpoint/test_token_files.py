@@ -1,4 +1,4 @@
-"""tokens.parquet of an audit: its columns give the numbers of the report, and parts of a pass are found again after any end."""
+"""tokens.parquet of an audit: its columns give the numbers of the report, and the parts of a pass survive any interruption."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.audit.checkpoint.test_run import CONFIG, InterruptAfter
 from tests.faults.child import Child, run
 from tests.faults.write_events import kill_at_write
 from zloss.audit.checkpoint import token_files
-from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
 from zloss.audit.checkpoint.token_files import ParquetColumns, TokenParts, write_parquet
+from zloss.audit.config import AuditConfig
 from zloss.errors import InputError, MissingDependencyError, UnwritableFolderError
 from zloss.measure import tokens
 from zloss.measure.tokens import FLOATS, INTEGERS, TokenSample
@@ -56,7 +56,7 @@ def same_table(a: Path, b: Path) -> bool:
 def test_parts_with_other_columns_or_of_another_version_are_refused(
     config: AuditConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
 ) -> None:
-    """They were joined: a new column was null in every row, those measured after the resume included."""
+    """They used to be joined: a new column was null in every row, even in those measured after the resume."""
     assert run_audit(config, folder=tmp_path, progress=InterruptAfter(9)).status == "partial"
     monkeypatch.setattr(token_files, name, value)
     with pytest.raises(InputError, match="or another version of zloss wrote it"):
@@ -163,26 +163,23 @@ def test_row_groups_are_large(tmp_path: Path) -> None:
 
 def test_a_column_of_a_long_table_is_read_alone(tmp_path: Path) -> None:
     """Memory beyond the model: one column and what numpy needs to partition it, not the table."""
-    rows, script = (
-        3_000_000,
-        (
-            "import sys, resource, numpy as np\n"
-            "from pathlib import Path\n"
-            "from pyarrow import parquet\n"
-            "from zloss.audit.checkpoint.token_files import ParquetColumns\n"
-            "from zloss.measure.tokens import quantile, mean, bars, finite\n"
-            "columns = ParquetColumns(Path(sys.argv[1]), ('ce', 'gain', 'log_z', 'delta_u'))\n"
-            "parquet.read_schema(sys.argv[1])\n"
-            "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-            "for name in columns:\n"
-            "    quantile(columns[name], 0.999), mean(columns[name]), bars(finite(columns[name]))\n"
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
-        ),
+    script = (
+        "import sys, resource, numpy as np\n"
+        "from pathlib import Path\n"
+        "from pyarrow import parquet\n"
+        "from zloss.audit.checkpoint.token_files import ParquetColumns\n"
+        "from zloss.measure.tokens import quantile, mean, bars, finite\n"
+        "columns = ParquetColumns(Path(sys.argv[1]), ('ce', 'gain', 'log_z', 'delta_u'))\n"
+        "parquet.read_schema(sys.argv[1])\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "for name in columns:\n"
+        "    quantile(columns[name], 0.999), mean(columns[name]), bars(finite(columns[name]))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
     rng = np.random.default_rng(0)
 
     def parts() -> Any:
-        for start in range(0, rows, 100_000):
+        for start in range(0, 3_000_000, 100_000):
             ids = np.arange(start, start + 100_000, dtype=np.int32)
             floats = {name: rng.random(100_000, dtype=np.float32) for name in ("ce", "gain", "log_z", "delta_u")}
             yield dict.fromkeys(INTEGERS, ids) | floats

@@ -78,7 +78,7 @@ def test_every_update_line_is_that_of_straight_backward_passes(kind: str, tmp_pa
 def test_fp32_storage_reaches_nothing_and_bf16_more_than_fp16(tmp_path: Path) -> None:
     case = tiny_case("gpt2", tmp_path)
     options = {"logit_scales": (1,), "coef": COEF, "target": math.log(case.head.vocab)}
-    lines = update_audit(case.checkpoint, case.head, case.blocks, storages=("fp32", "bf16", "fp16"), **options)  # type: ignore[arg-type]
+    lines = update_audit(case.checkpoint, case.head, case.blocks, storages=("fp32", "bf16", "fp16"), **options)
     errors = {(line.storage, line.part, line.scope): line.grad_rel_error or 0.0 for line in lines}
     for part in ("total", "z"):
         for scope in ("head", "all"):
@@ -140,7 +140,7 @@ def bf16_norms(case: Case, coef: float) -> list[float]:
 
 
 def test_logits_are_materialized_in_the_autocast_dtype_as_the_paper_does(tmp_path: Path) -> None:
-    """fp32 logits from bf16 operands were audited, which no stack with materialized logits has."""
+    """The audit used to take fp32 logits from bf16 operands, which no stack with materialized logits has."""
     case = tiny_case("gpt2", tmp_path)
     chosen = {"Standard Z-loss": zloss.StandardZLoss(3e-3)}
     audited = (case.checkpoint, case.head, case.blocks, chosen)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.paper.claim_tables import smoke
-from zloss.audit.checkpoint.config import AuditConfig
+from zloss.audit.config import AuditConfig
 from zloss.errors import CorpusError
 from zloss.results.run_config import MoeRun, TrainConfig
 from zloss_paper.engine.recipe import Overrides

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from zloss.audit.checkpoint.config import AuditConfig
-from zloss.audit.router import audit_router, router_gradient_share
+from zloss.audit.config import AuditConfig
+from zloss.audit.router import COEF_ATTRIBUTE, audit_router, router_gradient_share
 from zloss.console import Clock
 from zloss.errors import ZlossError
 from zloss.measure.measurement import Measurement
@@ -329,7 +329,7 @@ def router_section(
     # One batch, so that α = 1/N_tl counts exactly the decisions that are reported.
     ids = blocks.inputs(0, count).to(next(checkpoint.model.parameters()).device)
     batch = {"input_ids": ids}
-    if hasattr(checkpoint.model, "router_z_loss_coef"):
+    if hasattr(checkpoint.model, COEF_ATTRIBUTE):
         # With labels the model computes its own loss, and the router Z-loss it applies is measured from gradients.
         batch["labels"] = ids
     findings = audit_router(checkpoint.model, [batch])

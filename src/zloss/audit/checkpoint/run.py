@@ -11,9 +11,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.report import audit_report, router_section
 from zloss.audit.checkpoint.token_files import ParquetColumns, TokenParts, gathered_parts, write_parquet
+from zloss.audit.config import AuditConfig
 from zloss.console import Clock, Progress, Silent, held_interrupts
 from zloss.errors import InputError
 from zloss.jobs import Job
@@ -258,7 +258,7 @@ def _text_pass(
     clock: Clock,
     job: Job,
 ) -> int:
-    """Take the blocks of this rank into `parts`; the number of finished blocks of all ranks, fewer after Ctrl-C.
+    """Read the blocks of this rank into `parts`, and return how many blocks all ranks have finished: fewer after Ctrl-C.
 
     The first Ctrl-C takes effect between two batches, and the finished blocks are saved. A second one ends the pass immediately,
     and the parts that are on disk remain. `first_states` receives the hidden states of the batches that `block_tokens` reads.
@@ -293,7 +293,7 @@ def _text_pass(
             except KeyboardInterrupt:
                 break
     if job.ranks > 1 or finished < mine.stop:
-        parts.save()  # another rank may still be lost
+        parts.save()  # another rank may still fail
     return sum(job.all_gather(finished - mine.start))
 
 

@@ -99,7 +99,7 @@ class TokenParts:
         return first, last, *sample
 
     def add(self, start: int, stop: int, columns: Columns) -> None:
-        """Take the columns of the blocks start..stop, which follow those before; a part is written when one is due."""
+        """Take the columns of the next blocks, start to stop, and write a part when one is due."""
         self._pending_span = (self._pending_span[0] if self._pending else start, stop)
         self._pending.append(columns)
         rows = sum(len(part["block"]) for part in self._pending)
@@ -107,7 +107,7 @@ class TokenParts:
             self.save()
 
     def save(self) -> None:
-        """Write what is not in a part yet."""
+        """Write the columns that are not in a part yet."""
         if self.folder is None or not self._pending:
             return
         columns, (start, stop) = concatenated(self._pending), self._pending_span

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from zloss.audit.implementation.kernels import sources_of
-from zloss.audit.implementation.source import Storage, joined_errors, storage_dtype, vector_errors
+from zloss.audit.implementation.source import joined_errors, storage_dtype, vector_errors
 from zloss.errors import CoordinateError
 from zloss.head.loss import head_loss
 from zloss.measure.bf16_products import working_bf16_products
@@ -37,7 +37,7 @@ from zloss.objectives import Objective
 from zloss.optimizer.endpoints import STATIC_SCALES, fp16_margin
 from zloss.optimizer.recorder import first_direction
 from zloss.results.implementation_audit import Fp16Headroom, UpdateErrors
-from zloss.results.options import HeadKind
+from zloss.results.options import HeadKind, LogitStorage
 from zloss.text import Blocks
 
 Part = Literal["total", "z"]
@@ -54,14 +54,14 @@ def update_audit(
     head: OutputHead,
     blocks: Blocks,
     *,
-    storages: Sequence[Storage] = ("bf16", "fp16"),
+    storages: Sequence[LogitStorage] = ("bf16", "fp16"),
     logit_scales: Sequence[float] = (1, 4),
     coef: float = 1e-4,
     target: float,
     advance: Callable[[int], None] = lambda tokens: None,
 ) -> tuple[UpdateErrors, ...]:
     """One line per storage, multiplier, part and scope; `advance` receives the tokens of each block and multiplier."""
-    lines: dict[tuple[float, Storage, Part, Scope], UpdateErrors] = {}
+    lines: dict[tuple[float, LogitStorage, Part, Scope], UpdateErrors] = {}
     with all_parameters_on(checkpoint.model):
         parameters = [parameter for parameter in checkpoint.model.parameters() if parameter.requires_grad]
         head_data = {tensor.data_ptr() for tensor in (head.weight_VD, head.bias_V) if tensor is not None}
@@ -107,7 +107,7 @@ def _gradients(
     head: OutputHead,
     blocks: Blocks,
     parameters: Sequence[Tensor],
-    storages: Sequence[Storage],
+    storages: Sequence[LogitStorage],
     scale: float,
     part: Part,
     coef: float,

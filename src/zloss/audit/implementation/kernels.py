@@ -30,7 +30,6 @@ from torch import Tensor
 from zloss.audit.implementation.implementations import Evaluation, Implementation, evaluate
 from zloss.audit.implementation.source import (
     TINY,
-    Storage,
     Tail,
     VectorErrors,
     fp64_head,
@@ -45,9 +44,10 @@ from zloss.head.source import head_source
 from zloss.measure.bf16_products import working_bf16_products
 from zloss.models.output_head import OutputHead
 from zloss.objectives import StandardZLoss
+from zloss.results.options import LogitStorage
 
 AMPLIFIED = 256.0
-"""Largest 2Λ|log Z − c| / 2 of the gradient at Λ: far above the CE part, far below the fp16 maximum."""
+"""The largest Λ|log Z − c|: the gradient at Λ is far above its CE part, and far below the fp16 maximum."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def kernel_line(
     hidden_TD: Tensor,
     label_T: Tensor,
     *,
-    storage: Storage,
+    storage: LogitStorage,
     logit_scale: float,
     coef: float,
     target: float,

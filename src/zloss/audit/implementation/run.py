@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from zloss.audit.checkpoint.report import corpus_info, model_info
-from zloss.audit.implementation.config import NO_IMPLEMENTATION, ImplementationAuditConfig
+from zloss.audit.config import NO_IMPLEMENTATION, ImplementationAuditConfig
 from zloss.audit.implementation.gradients import overflow_audit, update_audit
 from zloss.audit.implementation.implementations import IMPLEMENTATIONS, Implementation, find_implementation, interpreted
 from zloss.audit.implementation.kernels import kernel_line

@@ -20,15 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zloss.audit.implementation.config import Storage as Storage
 from zloss.errors import UnknownNameError
 from zloss.head.source import z_loss_source
 from zloss.measure.tokens import Array, finite, mean, quantile
 from zloss.models.output_head import OutputHead
 from zloss.results.implementation_audit import StoredLogits
+from zloss.results.options import LogitStorage
 from zloss.tensors import at_least_fp32
 
-STORAGE: dict[Storage, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+STORAGE: dict[LogitStorage, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 CHUNK_VALUES = 1 << 22
 """Entries of a chunk of logits: 32 MB in fp64; a measurement keeps about ten such tensors at a time."""
@@ -43,7 +43,7 @@ def source_audit(
     hidden_TD: Tensor,
     *,
     block_size: int,
-    storages: Sequence[Storage] = ("fp32", "bf16", "fp16"),
+    storages: Sequence[LogitStorage] = ("fp32", "bf16", "fp16"),
     logit_scales: Sequence[float] = (1, 2, 4),
     coef: float = 1e-4,
     target: float,
@@ -55,7 +55,7 @@ def source_audit(
     `advance` receives the number of tokens of each finished chunk.
     """
     reference = fp64_head(head)
-    chunks: dict[tuple[Storage, float], list[SourceErrors]] = {
+    chunks: dict[tuple[LogitStorage, float], list[SourceErrors]] = {
         (storage, scale): [] for storage in storages for scale in logit_scales
     }
     blocks: list[int] = []
