@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.child import Child
+from tests.faults.child import Child, largest_file, run
 from zloss.cli.main import main
 
 QUICK = ["--blocks", "6", "--block-size", "32", "--gradient-blocks", "2"]
@@ -60,3 +60,13 @@ def test_ctrl_c_leaves_a_partial_report_and_resume_finishes_it(gpt2: Path, topic
     whole = json.loads((tmp_path / "whole" / "report.json").read_text())
     assert resumed["heads"] == whole["heads"]
     assert resumed["ppl"] == whole["ppl"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a filesystem that is full")
+def test_a_full_disk_is_one_sentence(gpt2: Path, tmp_path: Path) -> None:
+    """A tiny file system in a user namespace would need privileges; a limit on file size fails writes the same way."""
+    words = ["audit", str(gpt2), "--quiet", "--out", str(tmp_path / "full"), *QUICK]
+    done = run(words, largest_file(2000)).check_contract()
+    assert done.code == 2, done.error
+    assert "cannot write" in done.error
+    assert not [path for path in (tmp_path / "full").rglob("*") if path.is_file()]

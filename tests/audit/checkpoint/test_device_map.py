@@ -13,6 +13,7 @@ from tests.audit.checkpoint.test_run import CONFIG
 from tests.tiny_models import save_model
 from zloss.audit.checkpoint import run
 from zloss.audit.checkpoint.run import run_audit
+from zloss.cli.main import main
 from zloss.measure.measurement import measurement_of
 from zloss.models.checkpoint import is_offloaded, load_checkpoint, model_fingerprint, weight_fingerprint
 from zloss.models.output_head import find_head
@@ -74,3 +75,10 @@ def test_a_model_that_fits_has_every_section(folders: dict[str, Path], text: Pat
     assert placed.gradient == want.gradient
     assert placed.tied_paths == want.tied_paths
     assert placed.heads == want.heads
+
+
+def test_the_command_takes_the_option(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    argv = ["audit", str(folders["gpt2"]), "--text", str(text), "--blocks", "4", "--block-size", "32", "--quiet"]
+    argv += ["--no-figures", "--device-map", "auto", "--out", str(tmp_path / "out")]
+    assert main(argv) == 0
+    assert (tmp_path / "out" / "tokens.parquet").is_file()
