@@ -66,7 +66,6 @@ from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.files import read_record, write_record
 from zloss.results.folder import Owner, check_folder, refuse_other, text_name
-from zloss.results.implementation_audit import FILE as IMPLEMENTATION_FILE
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.io import write_json
 from zloss.results.provenance import Provenance, shared_keys
@@ -579,7 +578,7 @@ class _Work:
         key = (answer.method, answer.coef) if answer.method and answer.coef else carried.key if carried else CE_ARM.key
         config, file = (
             self.config.implementation_config(Arm(*key)),
-            self.folder / "implementation" / IMPLEMENTATION_FILE,
+            self.folder / "implementation" / ImplementationAudit.FILE,
         )
         of = f"{trials.tested.model} {trials.tested.text} {trials.report.provenance.extra.get(IDENTITY)}"
         identity = f"{of} {config.methods} {config.coef:g} {config.precision}"

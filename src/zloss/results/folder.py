@@ -228,8 +228,7 @@ def _owner(file: Path) -> Owner | None:
     if kind not in NAMES:
         return None
     subject, text = OWNED_BY.get(kind, ("model.name", "corpus.name"))
-    place = _text(data, f"model.{PLACE_KEY}") or _text(data, f"model.extra.{PLACE_KEY}")
-    return Owner(kind, _text(data, subject), _text(data, text), place)
+    return Owner(kind, _text(data, subject), _text(data, text), _text(data, f"model.{PLACE_KEY}"))
 
 
 def _text(data: Any, path: str) -> str:

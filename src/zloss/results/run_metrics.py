@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from zloss.errors import InputError
 from zloss.results.audit import DiagnosticGradient as DiagnosticGradient
 from zloss.results.audit import Heads, Nonfinite, PathNumbers
-from zloss.results.io import read_object, write_json
+from zloss.results.io import read_object
 from zloss.results.options import Coordinate, refuse
 from zloss.results.record import COSINE, NATS, NOT_NEGATIVE, ROUNDING, SHARE, ResultRecord, flat, within, written_with
 from zloss.results.steps import StepEndpoints
@@ -169,6 +169,7 @@ class RunMetrics(ResultRecord):
     """
 
     SCHEMA: ClassVar[str] = "zloss.run/1"
+    FILE: ClassVar[str] = METRICS_FILE
 
     method: str
     """Objective of the head, by its name on the command line."""
@@ -275,11 +276,6 @@ def _close(value: float | None, expected: float | None, *, absolute: float = 0.0
     if value is None or expected is None:
         return value is expected
     return math.isclose(value, expected, rel_tol=AGREEMENT, abs_tol=absolute)
-
-
-def write_metrics(folder: Path, metrics: RunMetrics) -> None:
-    """Write metrics.json into the folder of a run, atomically."""
-    write_json(folder / METRICS_FILE, metrics.to_dict())
 
 
 def read_metrics(folder: Path) -> RunMetrics:
