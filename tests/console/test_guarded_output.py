@@ -1,4 +1,4 @@
-"""Text from outside cannot act on the terminal, and a terminal's encoding cannot end the work."""
+"""External text cannot control the terminal, and the encoding of the terminal cannot abort the work."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_lines_are_guarded_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "a␛[2Jb\n"
 
 
-def test_an_error_shows_what_was_typed_and_nothing_acts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_shows_what_was_typed_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", HOSTILE]) == 2
     error = capsys.readouterr().err
     assert "␛[2J" in error

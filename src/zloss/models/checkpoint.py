@@ -529,7 +529,7 @@ def weight_fingerprint(model: nn.Module) -> str:
     names: dict[tuple[object, ...], str] = {}
     for name, whole in sorted(model.state_dict().items()):
         tensor = present_tensor(model, name, device="cpu") if whole.is_meta else whole
-        # The memory of an offloaded tensor may be that of the next one, so these are told apart by name.
+        # The memory of an offloaded tensor may be that of the next one, so these are identified by name.
         shared = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         place = (stored_name(model, name),) if whole.is_meta else shared
         tied = names.setdefault(place, name) if tensor.numel() else name

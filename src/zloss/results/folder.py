@@ -189,7 +189,7 @@ def refuse_other(folder: Path, mine: Owner, *, force: bool = False) -> None:
             )
 
 
-def refuse_strangers(folder: Path, sources: Sequence[Path], *, force: bool = False) -> None:
+def refuse_unrelated_page(folder: Path, sources: Sequence[Path], *, force: bool = False) -> None:
     """An error if a page of the results `sources` would replace another result's page."""
     if force or folder.absolute() in {source.absolute().parent for source in sources}:
         return

@@ -38,6 +38,9 @@ def recorded_command(argv: Sequence[str]) -> str:
 
 
 def _last_part(argument: str) -> str:
+    flag, equals, value = argument.partition("=")
+    if flag.startswith("-") and equals:
+        return f"{flag}={_last_part(value)}"
     # ./NAME for a folder: a bare NAME would be read as an id on the hub. `owner/name` that is not a path here stays.
     path = Path(argument)
     try:
