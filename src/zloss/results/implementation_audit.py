@@ -160,7 +160,7 @@ class ImplementationAudit(ResultRecord):
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a section is empty or a number None, by its dotted path."""
     notes: tuple[str, ...] = ()
-    """What a reader needs to know: implementations that are not installed or could not run, slow paths."""
+    """Caveats: implementations that are not installed or could not run, slow paths."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of a newer version."""
 

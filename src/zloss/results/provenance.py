@@ -93,8 +93,7 @@ class RunProvenance(Provenance):
     threads: int
     """Threads of PyTorch."""
     row_pass: Literal["c", "torch"] | None = None
-    """What computed exp and sums over rows of logits: PyTorch, or "c" in files of earlier versions that had a compiled
-    helper. The last digits differ. None in files of versions before that."""
+    """What computed exp and sums over rows of logits; "c", a compiled helper with other last digits, or None in older files."""
 
 
 @dataclass(frozen=True, kw_only=True)

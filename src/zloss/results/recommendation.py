@@ -206,13 +206,13 @@ class Recommendation(ResultRecord):
     budget_seconds: float | None
     """The stated budget; None without one."""
     seconds: float
-    """Time that everything took, interruptions left out."""
+    """Total time in seconds, without interruptions."""
     notes: tuple[str, ...]
-    """What a reader needs to know: where the runs come from, seeds that the budget left out, few seeds."""
+    """Caveats: where the runs come from, seeds that did not fit the budget, too few seeds."""
     provenance: Provenance
     """What made it."""
     verdict: ActionVerdict | None = field(default=None, metadata=written_with("verdict"))
-    """What to do; None in files written before this field existed."""
+    """What to do; None in older files."""
     added_seeds: tuple[int, ...] | None = field(default=None, metadata=written_with("added_seeds"))
     """Confirming seeds that were added after an earlier answer of the same folder; absent without any."""
     extra: dict[str, Any] = field(default_factory=dict)

@@ -102,9 +102,9 @@ class RouterLayers:
     load: tuple[tuple[float, ...], ...] = field(metadata=NOT_NEGATIVE)
     """Routes that each expert received on the validation blocks [L, E]."""
     top_k: int | None = field(default=None, metadata={**written_with("top_k"), **within(1)})
-    """Experts k per token; absent from files before it was kept."""
+    """Experts k per token; absent from older files."""
     decisions: int | None = field(default=None, metadata={**written_with("decisions"), **within(1)})
-    """N_tl: routing decisions of a training step, tokens times layers; absent from files before it was kept."""
+    """N_tl: routing decisions of a training step, tokens times layers; absent from older files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +212,7 @@ class RunMetrics(ResultRecord):
     heads: Heads
     """The head in both coordinates, as in an audit, for every method."""
     validation_blocks: ValidationBlocks | None = None
-    """The validation block by block; None in a file written before this field existed."""
+    """The validation block by block; None in older files."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a number is None, by its key or the beginning of its key."""
     extra: dict[str, Any] = field(default_factory=dict)
