@@ -14,7 +14,7 @@ from zloss.decide.answer import decide_records
 from zloss.errors import InputError
 from zloss.results.audit import NO_INPUT_PATH, AuditReport, HeadNumbers, Heads
 from zloss.results.comparison import Comparison, RouterVariants, Verdict
-from zloss.results.files import load_results, read_record, write_record
+from zloss.results.files import load_results, read_record
 from zloss.results.loss_audit import LossAudit
 from zloss.results.provenance import recorded_command
 from zloss.results.record import to_plain
@@ -111,7 +111,7 @@ def test_kinds_are_distinguished_and_other_json_is_skipped(
     report: AuditReport, loss_audit: LossAudit, comparison: Comparison, tmp_path: Path
 ) -> None:
     for name, record in (("report", report), ("loss", loss_audit), ("comparison", comparison)):
-        write_record(tmp_path / f"{name}.json", record)
+        record.write(tmp_path / f"{name}.json")
     (tmp_path / "metrics.json").write_text("{}")
     (tmp_path / "decisions.json").write_text('{"schema": "zloss.decisions/1"}')
     results = load_results([tmp_path])

@@ -64,7 +64,7 @@ from zloss.protocol.recommend_runs import (
 )
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
-from zloss.results.files import read_record, write_record
+from zloss.results.files import read_record
 from zloss.results.folder import Owner, check_folder, refuse_other, text_name
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.io import write_json
@@ -267,7 +267,7 @@ class _Work:
                 identity=identity,
                 text=text,
             )
-            write_record(self.folder / PLAN_FILE, plan)
+            plan.write(self.folder / PLAN_FILE)
             return plan
 
         return report, job.from_first(new_plan)
@@ -548,7 +548,7 @@ class _Work:
         """Keep the comparisons, as `zloss report` reads them; implementation and router stage; the record."""
         for half, comparison in (("selection", trials.selection), ("confirmation", trials.confirmation)):
             if comparison is not None:
-                write_record(self.folder / half / "comparison.json", comparison)
+                comparison.write(self.folder / half)
         implementation = self._audit_implementation(checkpoint, trials)
         self.save_time()
         earlier = None
@@ -607,7 +607,7 @@ def _keep_record(file: Path, made: Kept | None, identity: str) -> Kept:
     extra = {**made.provenance.extra, IDENTITY: _short(identity)}
     # A page does not reveal local paths.
     named = replace(made.model, name=Path(made.model.name).name)
-    write_record(file, replace(made, model=named, provenance=replace(made.provenance, extra=extra)))
+    replace(made, model=named, provenance=replace(made.provenance, extra=extra)).write(file)
     return read_record(file, type(made))
 
 
