@@ -170,11 +170,11 @@ class ImplementationAudit(ResultRecord):
         return tuple(line for line in self.source if line.logit_scale == 1)
 
     @property
-    def update_errors(self) -> dict[str, float]:
-        """Δ_θ = ‖ĝ − g‖_F / ‖g‖_F at the model's own logit scale, by the name that the decision map gives it."""
+    def update_errors(self) -> tuple[tuple[str, float], ...]:
+        """(name in the decision map, Δ_θ = ‖ĝ − g‖_F / ‖g‖_F) of every line at the model's own logit scale."""
         parts, scopes = {"total": "CE+Z", "z": "Z"}, {"head": "of the head", "all": "of all parameters"}
-        return {
-            f"{line.storage} logits, {parts[line.part]} gradient {scopes[line.scope]}": line.grad_rel_error
+        return tuple(
+            (f"{line.storage} logits, {parts[line.part]} gradient {scopes[line.scope]}", line.grad_rel_error)
             for line in self.updates
             if line.logit_scale == 1 and line.grad_rel_error is not None
-        }
+        )
