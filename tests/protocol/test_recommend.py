@@ -26,7 +26,6 @@ from zloss.protocol.recommend_answer import SHOWN, confirming_verdict
 from zloss.results.comparison import Comparison, Verdict, VerdictPart, VerdictParts
 from zloss.results.files import read_record
 from zloss.results.recommendation import Recommendation, RecommendPlan
-from zloss.results.record import ResultRecord
 from zloss.train.finished import load_runs
 
 Made = tuple[Recommendation, Path, list[str]]
@@ -375,5 +374,5 @@ def test_an_error_of_the_first_process_ends_the_others(
         return forked_ranks(2, work)
 
     assert "a step has 1 blocks" in ending(micro_batch=1)
-    monkeypatch.setattr(ResultRecord, "write", disk_full)
+    monkeypatch.setattr(RecommendPlan, "write", disk_full)
     assert "No space left" in ending(micro_batch=2)
