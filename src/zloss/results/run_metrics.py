@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from zloss.errors import InputError
-from zloss.results.audit import DiagnosticGradient as DiagnosticGradient
-from zloss.results.audit import Heads, Nonfinite, PathNumbers
+from zloss.results.audit import DiagnosticGradient, Heads, Nonfinite, PathNumbers
 from zloss.results.io import read_object
 from zloss.results.options import Coordinate, refuse
 from zloss.results.record import COSINE, NATS, NOT_NEGATIVE, ROUNDING, SHARE, ResultRecord, flat, within, written_with
