@@ -115,7 +115,7 @@ def held_interrupts() -> Iterator[Callable[[], None]]:
 
 _VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t\r"}
 _VISIBLE |= {0x7F: "␡", **dict.fromkeys(range(0x80, 0xA0), "�")}
-_COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
+_COLORS = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 def printable(text: str) -> str:
@@ -123,9 +123,9 @@ def printable(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
-def _with_colours(text: str) -> str:
+def _with_colors(text: str) -> str:
     """`printable`, except for the sequences that set colors."""
-    return "".join(part if i % 2 else printable(part) for i, part in enumerate(_COLOURS.split(text)))
+    return "".join(part if i % 2 else printable(part) for i, part in enumerate(_COLORS.split(text)))
 
 
 class _Guarded:
@@ -133,7 +133,7 @@ class _Guarded:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._shown = _with_colours if stream.isatty() else printable
+        self._shown = _with_colors if stream.isatty() else printable
 
     def write(self, text: str) -> int:
         return self._stream.write(self._shown(text))

@@ -1,4 +1,4 @@
-"""Text from outside cannot act on the terminal, and a terminal's encoding cannot end the work."""
+"""External text cannot control the terminal, and the encoding of the terminal cannot abort the work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 from zloss.cli.main import main
 from zloss.console import Terminal, guarded_output, printable
 from zloss.results.audit import AuditReport
-from zloss.results.files import write_record
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07[/x][bold]\x9b31m"
 
@@ -30,7 +29,7 @@ def test_names_reach_neither_the_terminal_s_control_nor_its_markup(
 ) -> None:
     """`[/x]` in a model's name ended in a MarkupError, and escape sequences ran."""
     named = replace(report, model=replace(report.model, name=HOSTILE), corpus=replace(report.corpus, name=HOSTILE))
-    write_record(tmp_path / "report.json", named)
+    named.write(tmp_path / "report.json")
     assert main(["report", str(tmp_path)]) == 0
     printed = capsys.readouterr()
     assert "␛[2J" in printed.out
@@ -44,7 +43,7 @@ def test_lines_are_guarded_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "a␛[2Jb\n"
 
 
-def test_an_error_shows_what_was_typed_and_nothing_acts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_shows_what_was_typed_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", HOSTILE]) == 2
     error = capsys.readouterr().err
     assert "␛[2J" in error
@@ -60,7 +59,7 @@ def test_progress_of_a_step_with_a_hostile_name(monkeypatch: pytest.MonkeyPatch)
     assert "\x1b]0;" not in shown.getvalue()
 
 
-def test_colours_stay_on_a_terminal() -> None:
+def test_colors_stay_on_a_terminal() -> None:
     reader, writer = pty.openpty()
     with os.fdopen(writer, "w", encoding="utf-8") as terminal:
         before, sys.stdout = sys.stdout, terminal

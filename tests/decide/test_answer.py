@@ -20,7 +20,6 @@ from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport, Nonfinite
 from zloss.results.comparison import Comparison
-from zloss.results.files import write_record
 from zloss.results.loss_audit import LossAudit
 from zloss.results.router import MeasuredScale
 
@@ -97,9 +96,9 @@ def test_results_of_different_models_were_joined_without_a_word(
         f"The joined results are of different models: the audit is of {report.model.name}, the implementation audit is of "
         f"{audit.model.name}, the comparison is of smollm2."
     )
-    write_record(tmp_path / "report.json", report)
-    write_record(tmp_path / "implementation_audit.json", audit)
-    write_record(tmp_path / "comparison.json", replace(comparison, model="smollm2"))
+    report.write(tmp_path / "report.json")
+    audit.write(tmp_path / "implementation_audit.json")
+    replace(comparison, model="smollm2").write(tmp_path / "comparison.json")
     names = [str(tmp_path / f"{name}.json") for name in ("report", "implementation_audit", "comparison")]
     assert main(["report", *names, "--out", str(tmp_path / "out")]) == 0
     assert wanted in " ".join(capsys.readouterr().out.split())

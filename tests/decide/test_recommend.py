@@ -53,6 +53,7 @@ from zloss.results.comparison import (
 )
 from zloss.results.decision import Consequence, LambdaBudget
 from zloss.results.recommendation import Arm, Recommendation
+from zloss.results.record import to_plain
 from zloss.results.steps import AdamSample, StepRecord
 
 BUDGET = LambdaBudget(r_z=0.05, raw=3.7e-4, centered=8.2e-3)
@@ -182,7 +183,7 @@ def step(number: int, norm: float = 1.0, loss: float = 3.0) -> StepRecord:
 
 
 CALM = [step(i) for i in range(1, STEPS + 1)]
-BASELINE = endpoints(CALM, clip=1.0).flat()
+BASELINE = to_plain(endpoints(CALM, clip=1.0))
 
 
 def reason(records: list[StepRecord]) -> str | None:
@@ -215,7 +216,7 @@ def test_no_arm_is_stopped_that_the_whole_run_would_not_reject() -> None:
     """Whatever the remaining steps are, the least endpoints are not above those of the finished run."""
     wild = [step(i, norm=1 + (i * 7919 % 23), loss=3 + (i * 31 % 5) / 4) for i in range(1, STEPS + 1)]
     events = [key for key in BASELINE if key.startswith("phi_")]
-    whole = endpoints(wild, clip=1.0).flat()
+    whole = to_plain(endpoints(wild, clip=1.0))
     for done in range(1, STEPS + 1):
         least = least_endpoints(wild[:done], events, steps=STEPS, spike=0.5)
         assert all(value is None or value <= whole[key] + 1e-12 for key, value in least.items()), done

@@ -24,7 +24,7 @@ from tests.faults.write_events import full_from_write, kill_at_write
 
 
 def killed(scenario: Scenario, place: Path, rng: random.Random) -> str:
-    """One kill, a look at what is there, and the same command again."""
+    """One kill, a check of what is left, and the same command again."""
     kind = rng.choice(("SIGKILL at a moment", "SIGKILL at a write", "SIGINT at a moment"))
     if kind == "SIGKILL at a write":
         child = Child(scenario.start_words(place), kill_at_write(place, rng.randrange(1, scenario.writes + 1)))
@@ -39,7 +39,7 @@ def killed(scenario: Scenario, place: Path, rng: random.Random) -> str:
 
 
 def paired(scenario: Scenario, place: Path, rng: random.Random) -> str:
-    """Two at once: one of them may be refused; what is there afterwards is that of one undisturbed run."""
+    """Two at once: one may be refused; afterwards the results are those of one undisturbed run."""
     pair = []
     for second in (False, True):
         pair.append(Child(scenario.start_words(place, second=second)))
@@ -54,7 +54,7 @@ def paired(scenario: Scenario, place: Path, rng: random.Random) -> str:
 
 
 def full(scenario: Scenario, place: Path, rng: random.Random) -> str:
-    """A disk that fills up: one sentence, nothing half written, and the command resumes once there is space."""
+    """A disk that fills up: one sentence, nothing half-written, and the command resumes once there is space."""
     if rng.random() < 0.5:
         kind, setup = "full from a write on", full_from_write(place, rng.randrange(1, scenario.writes + 1))
     else:
@@ -63,14 +63,14 @@ def full(scenario: Scenario, place: Path, rng: random.Random) -> str:
     assert ended.code in (0, 2), ended
     scenario.check_untouched(place)
     scenario.check_again(place)
-    return f"{scenario.name}, {kind}: {'went on without' if ended.code == 0 else 'one sentence'}"
+    return f"{scenario.name}, {kind}: {'continued without' if ended.code == 0 else 'one sentence'}"
 
 
 CAMPAIGNS: dict[str, Callable[[Scenario, Path, random.Random], str]] = {"kills": killed, "pairs": paired, "disk": full}
 
 
 def main(words: list[str]) -> int:
-    """0 where every case held."""
+    """0 if every case held."""
     campaign, wanted = words[0], int(words[1])
     rng = random.Random(int(words[2]) if len(words) > 2 else 1)
     warm_up()

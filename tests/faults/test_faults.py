@@ -28,7 +28,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Scenario]:
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scenarios set these; the tests after them get them back."""
+    """Scenarios set these variables; they are restored for later tests."""
     for name in ("ZLOSS_CACHE", "ZLOSS_SAVE_EVERY"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
         monkeypatch.delenv(name)
@@ -37,7 +37,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "share"), [("train", 0.15), ("train", 0.6), ("audit", 0.5), ("conversion", 0.55), ("center", 0.5)]
 )
-def test_a_command_that_was_killed_at_a_write_goes_on(
+def test_a_command_that_was_killed_at_a_write_resumes(
     known: dict[str, Scenario], tmp_path: Path, name: str, share: float
 ) -> None:
     scenario, place = known[name], tmp_path / "place"
@@ -88,7 +88,7 @@ def test_a_disk_that_takes_no_large_file(known: dict[str, Scenario], tmp_path: P
 def test_a_disk_that_fills_up_or_breaks_while_a_tracker_a_checkpoint_or_an_audit_writes(
     known: dict[str, Scenario], tmp_path: Path, name: str, share: float, error: int
 ) -> None:
-    """The thread of a tracker printed a traceback of its own."""
+    """The thread of a tracker printed a separate traceback."""
     place, first = tmp_path / "place", round(share * known[name].writes)
     ended = run(known[name].start_words(place), full_from_write(place, first, error)).check_contract()
     assert ended.code == 2

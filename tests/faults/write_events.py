@@ -1,4 +1,4 @@
-"""Faults at a chosen write: the process is killed, or the disk is full from there on.
+"""Faults at a chosen write: the process is killed, or the disk is full from that point on.
 
 Python reports to audit hooks what it is about to do. Opening a file to write, renaming, making and removing count as writes,
 under the watched folder only.

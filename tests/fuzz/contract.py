@@ -1,4 +1,4 @@
-"""The contract of the command line under hostile input: an exit code of the documented ones, one sentence, no traceback."""
+"""the contract of the command line under hostile input: a documented exit code, one sentence, no traceback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LASTING: list[tempfile.TemporaryDirectory[str]] = []
 
 
 class BrokenContractError(AssertionError):
-    """A command did what no input may make it do; the message holds what is needed to see it."""
+    """A command broke the contract; the message has what is needed to reproduce it."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def run_command(words: Sequence[str], *, codes: Sequence[int] = CODES) -> Ended:
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(error):
         try:
             code = main(list(words))
-        except SystemExit as left:  # the parser's own way out
+        except SystemExit as left:  # how the parser exits
             code = left.code if isinstance(left.code, int) else 2
         except BaseException as raised:
             if isinstance(raised, KeyboardInterrupt):
@@ -54,7 +54,7 @@ def run_command(words: Sequence[str], *, codes: Sequence[int] = CODES) -> Ended:
 
 
 def lasting_folder(name: str) -> Path:
-    """A temporary folder that is there until the process ends."""
+    """A temporary folder that lasts until the process exits."""
     _LASTING.append(tempfile.TemporaryDirectory(prefix=f"zloss-fuzz-{name}-"))
     return Path(_LASTING[-1].name)
 

@@ -23,7 +23,7 @@ from zloss.results.files import RECORDS
 
 MODELS = ("gpt2", "phi", "gemma2", "mixtral")
 LARGEST = 600
-"""Of a number in config.json: a model with a million layers is no damage, it is only slow."""
+"""Of a number in config.json: a model with a million layers is not damaged, only slow."""
 
 
 @cache
@@ -33,7 +33,7 @@ def examples() -> tuple[dict[str, Any], ...]:
 
 
 def result_file(random: Random, folder: Path) -> None:
-    """One damaged result, alone or beside a sound one."""
+    """One damaged result, alone or next to an intact one."""
     damaged, sound = random.choice(examples()), random.choice(examples())
     file = folder / "report.json"
     if random.random() < 0.8:
@@ -42,9 +42,9 @@ def result_file(random: Random, folder: Path) -> None:
         file.write_bytes(damaged_bytes(json.dumps(damaged).encode(), random))
     words = ["report", str(folder if random.random() < 0.5 else file), "--out", str(folder / "page")]
     if random.random() < 0.2:
-        (folder / "beside").mkdir()
-        (folder / "beside" / "sound.json").write_text(json.dumps(sound), encoding="utf-8")
-        words.insert(2, str(folder / "beside"))
+        (folder / "intact").mkdir()
+        (folder / "intact" / "result.json").write_text(json.dumps(sound), encoding="utf-8")
+        words.insert(2, str(folder / "intact"))
     run_command(words, codes=(0, 2))
 
 
@@ -94,7 +94,7 @@ def _is_sound(file: Path) -> bool:
 def _damage_run_file(file: Path, random: Random) -> None:
     content = file.read_bytes()
     kind = random.random()
-    if kind >= 0.3 and not _is_sound(file):  # damaged a moment ago
+    if kind >= 0.3 and not _is_sound(file):  # already damaged
         kind = 0.2
     if kind < 0.1:
         file.unlink()
@@ -153,7 +153,7 @@ VALUES: tuple[Any, ...] = (
     *("", "x", "nan", "1e9", "é" * 300, HOSTILE_TEXT),
     *([], {}, [[]], [None], [0.0], {"": None}, {"a": {"b": [1, "2"]}}),
 )
-"""What a key is replaced by: numbers at the ends of their range, text for numbers, containers for scalars."""
+"""What values are replaced with: numbers at the ends of their range, text for numbers, containers for scalars."""
 
 
 def damaged_json(data: Any, random: Random, *, largest: float = math.inf) -> str:
@@ -216,7 +216,7 @@ def _bounded(data: Any, largest: float) -> Any:
 
 
 def _other_value(value: Any, random: Random) -> Any:
-    """Any hostile value; in most cases one of the same type, which a check of types lets through."""
+    """Any hostile value; in most cases one of the same type, which passes a type check."""
     same = [other for other in VALUES if _type(other) == _type(value)]
     return copy.deepcopy(random.choice(same if same and random.random() < 0.7 else VALUES))
 

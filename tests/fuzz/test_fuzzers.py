@@ -1,4 +1,4 @@
-"""Every fuzzer on a few new seeds, and on the seeds that once failed; `make fuzz` goes on for as long as one likes."""
+"""Every fuzzer on a few new seeds, and on the seeds that once failed; `make fuzz` runs for as long as you like."""
 
 from __future__ import annotations
 

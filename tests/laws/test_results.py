@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import zloss.results
 from tests.laws.example_results import DOCUMENTED, example_results
 from zloss.errors import InputError
-from zloss.results.files import RECORDS, load_results, read_record, write_record
+from zloss.results.files import RECORDS, load_results, read_record
 from zloss.results.reproduction import ReproductionRecord
 
 SCHEMAS = tuple(
@@ -106,7 +106,7 @@ def test_every_kind_of_result_has_an_example() -> None:
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_a_record_reads_back_as_it_was_written(schema: str, tmp_path: Path) -> None:
     record = example_results()[schema]
-    write_record(tmp_path / "result.json", record)
+    record.write(tmp_path / "result.json")
     again = read_record(tmp_path / "result.json", type(record))
     assert again.to_dict() == record.to_dict()
     assert plain(schema)["schema"] == schema

@@ -20,7 +20,7 @@ from tests.train.tiny_run import tiny_config
 from zloss.errors import InputError
 from zloss.results.provenance import RunProvenance, read_run_provenance
 from zloss.results.record import from_plain, to_plain
-from zloss.results.run_metrics import RunMetrics, read_metrics, write_metrics
+from zloss.results.run_metrics import RunMetrics, read_metrics
 from zloss.train.finished import read_run
 from zloss.train.folder import read_steps
 from zloss.train.options import RunOptions
@@ -79,7 +79,7 @@ def other_type(value: Any) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_metrics_survive_a_round_trip(folders: dict[str, Path], tmp_path: Path, kind: str) -> None:
     file = folders[kind] / "metrics.json"
-    write_metrics(tmp_path, read_metrics(folders[kind]))
+    read_metrics(folders[kind]).write(tmp_path)
     assert (tmp_path / "metrics.json").read_bytes() == file.read_bytes()
     metrics = read_metrics(folders[kind])
     assert (metrics.routing is not None) == (kind == "experts")

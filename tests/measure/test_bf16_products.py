@@ -1,4 +1,4 @@
-"""bf16 products on a CPU that cannot do what it announces."""
+"""bf16 products on a CPU that does not support what it advertises."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from zloss.measure import bf16_products
 
 
 @pytest.fixture(autouse=True)
-def asked_anew() -> Iterator[None]:
-    ask = bf16_products.native_bf16_products_work
-    ask.cache_clear()
+def forgotten_answer() -> Iterator[None]:
+    bf16_products.native_bf16_products_work.cache_clear()
     yield
-    ask.cache_clear()
+    bf16_products.native_bf16_products_work.cache_clear()
 
 
 def test_products_run_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +41,7 @@ def test_the_probe_runs_in_the_environment_it_is_given(monkeypatch: pytest.Monke
     assert not bf16_products.bf16_products_run({"ONEDNN_MAX_CPU_ISA": "OTHER"})
 
 
-def test_what_a_process_that_has_loaded_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_after_torch_was_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def runs_when_limited(environment: Mapping[str, str]) -> bool:
         return environment.get("ONEDNN_MAX_CPU_ISA") == "AVX512_CORE_BF16"
 

@@ -34,7 +34,7 @@ def recorded(
 def test_blocks_are_those_of_a_straight_computation() -> None:
     generator = torch.Generator().manual_seed(0)
     values = torch.rand(BLOCKS * SIZE, generator=generator).double() ** 4
-    # One block holds most of the large values: a threshold of its own would lose them.
+    # One block holds most of the large values: a separate threshold would lose them.
     values[7 * SIZE : 8 * SIZE] += 1
     ce = torch.rand(BLOCKS * SIZE, generator=generator)
     blocks = recorded(values, ce)
@@ -53,7 +53,7 @@ def test_blocks_are_those_of_a_straight_computation() -> None:
     assert from_plain(ValidationBlocks, to_plain(blocks)) == blocks
 
 
-def test_drift_keeps_the_gain_in_place_of_the_hidden_source() -> None:
+def test_drift_keeps_the_gain_instead_of_the_hidden_source() -> None:
     values = torch.rand(BLOCKS * SIZE, generator=torch.Generator().manual_seed(1)).double()
     assert set(recorded(values, values, tails=DRIFT_TAILS).tails) == {"violation.raw", "shift.raw", "gain.raw"}
     assert set(recorded(values, values).tails) == {

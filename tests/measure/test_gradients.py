@@ -51,7 +51,7 @@ class Layer(nn.Module):
 
 
 class Toy(nn.Module):
-    """Everything that a stack can do to its layers: one is used twice, something stands between two, the embedding is
+    """Everything that a stack can do to its layers: one is used twice, there is something between two, the embedding is
     read by all of them and once more after them, and so are the outputs of two layers.
     """
 
@@ -357,7 +357,7 @@ def test_a_bias_counts_unless_it_is_a_buffer(tmp_path: Path, is_parameter: bool)
 
 
 def test_every_architecture_of_the_tests_is_cut(tmp_path: Path) -> None:
-    """One recomputation per layer, not the way out for layers that share tensors."""
+    """One recomputation per layer, not the fallback for layers that share tensors."""
     for kind in ("gpt2", "neox", "phi", "cohere", "granite", "gemma2", "mixtral"):
         model, _ = load_fp64(save_model(kind, tmp_path / kind))
         _, calls = cut_forward(

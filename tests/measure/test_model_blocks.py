@@ -7,28 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.tiny_models import configs, save_tokenizer
+from tests.tiny_models import configs, save_model, save_tokenizer
 from zloss.cli.main import main
 from zloss.errors import CheckpointError
 from zloss.measure.measurement import model_blocks
-from zloss.models.checkpoint import load_checkpoint, positions_of
+from zloss.models.checkpoint import Checkpoint, load_checkpoint, positions_of
 from zloss.text import open_corpus
 
 
-def save_narrow(folder: Path, vocab: int) -> Path:
-    """A GPT-2 whose embedding has `vocab` rows, with the tokenizer of 500 entries."""
+def test_ids_beyond_the_embedding_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from transformers import AutoModelForCausalLM
 
-    config = configs()["gpt2"]
-    config.vocab_size = vocab
-    torch.manual_seed(0)
+    config, folder = configs()["gpt2"], tmp_path / "narrow"
+    config.vocab_size = 300  # the tokenizer has 500 entries
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
     save_tokenizer(folder)
-    return folder
-
-
-def test_ids_beyond_the_embedding_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = save_narrow(tmp_path / "narrow", 300)
     with pytest.raises(CheckpointError, match=r"token id \d+, but the input embedding has 300 rows"):
         model_blocks(load_checkpoint(str(folder)), open_corpus((), None), size=16, count=4)
     for command in (["audit"], ["train", "--steps", "2", "--warmup", "0"]):
@@ -39,16 +32,12 @@ def test_ids_beyond_the_embedding_are_one_sentence(tmp_path: Path, capsys: pytes
 
 @pytest.mark.parametrize(("kind", "expected"), [("gpt2", (128, True)), ("neox", (128, False)), ("phi", (128, False))])
 def test_learned_positions_end_and_rotary_ones_do_not(kind: str, expected: tuple[int, bool], tmp_path: Path) -> None:
-    from tests.tiny_models import save_model
-
     assert positions_of(load_checkpoint(str(save_model(kind, tmp_path)))) == expected
 
 
 def test_families_with_a_table_are_recognized() -> None:
     """OPT reserves two rows of its table; GPT-J keeps rotary sines in one; BLOOM has no positions."""
     import transformers as t
-
-    from zloss.models.checkpoint import Checkpoint
 
     small = {"vocab_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     made = {

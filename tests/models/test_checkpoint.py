@@ -29,7 +29,7 @@ def test_heads_reproduce_the_models_own_logits(kind: str, tmp_path: Path) -> Non
     assert not head.module._forward_pre_hooks
 
 
-def test_an_unknown_transformation_of_the_logits_stops_the_audit(tmp_path: Path) -> None:
+def test_an_unknown_transformation_of_the_logits_is_an_error(tmp_path: Path) -> None:
     """Cohere's scale hidden from the config: the head no longer reproduces the logits, and the error says so."""
     checkpoint = load_checkpoint(str(save_model("cohere", tmp_path)))
     checkpoint.model.logit_scale = 0.5  # the module multiplies by this, the config says 0.25
@@ -50,7 +50,7 @@ def test_an_encoder_is_not_causal(tmp_path: Path) -> None:
         check_head(checkpoint, find_head(checkpoint), IDS)
 
 
-def test_models_that_are_no_language_models(tmp_path: Path) -> None:
+def test_models_that_are_not_language_models(tmp_path: Path) -> None:
     from transformers import T5Config, T5ForConditionalGeneration, ViTConfig
 
     t5 = T5Config(vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4)
@@ -104,8 +104,6 @@ def test_pickled_weights_are_read_only_on_request(tmp_path: Path) -> None:
 
 def test_gguf_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZLOSS_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(CheckpointError, match="does not exist"):
-        load_checkpoint(str(tmp_path / "missing.gguf"))
     for content in (b"", b"this is no model", b"GGUF\x03\x00\x00\x00"):
         (tmp_path / "bad.gguf").write_bytes(content)
         with pytest.raises(CheckpointError, match="GGUF"):
@@ -138,7 +136,7 @@ def cohere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model("cohere", tmp_path_factory.mktemp("model"))
 
 
-def test_one_bit_of_one_weight_shows(cohere: Path) -> None:
+def test_a_fingerprint_sees_one_bit_of_one_weight(cohere: Path) -> None:
     """Beyond the first 64 entries of a tensor, a change was not seen."""
     model = load_checkpoint(str(cohere)).model
     first = weight_fingerprint(model)
@@ -152,7 +150,7 @@ def test_one_bit_of_one_weight_shows(cohere: Path) -> None:
         assert weight_fingerprint(model) != first
 
 
-def test_the_config_shows_and_the_place_does_not(cohere: Path, tmp_path: Path) -> None:
+def test_a_fingerprint_depends_on_the_config_and_not_on_the_folder(cohere: Path, tmp_path: Path) -> None:
     first = model_fingerprint(load_checkpoint(str(cohere)))
     moved = Path(shutil.copytree(cohere, tmp_path / "moved"))
     assert model_fingerprint(load_checkpoint(str(moved))) == first

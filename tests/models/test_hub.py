@@ -1,4 +1,4 @@
-"""A model that is not here is refused at once: a misspelt folder, a hub that does not answer."""
+"""A missing model is rejected immediately: a misspelled folder, a hub that does not respond."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zloss.models.checkpoint import hub_is_reachable, load_checkpoint, looks_lik
 
 @pytest.fixture
 def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub whose address exists and that does not answer."""
+    """A hub that has an address but does not respond."""
     for variable in ("HF_HUB_OFFLINE", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
@@ -49,7 +49,7 @@ def test_paths_and_ids(name: str, path: bool, tmp_path: Path, monkeypatch: pytes
         ("lama.gguf", "GGUF file lama.gguf does not exist."),
     ],
 )
-def test_every_command_says_the_same_of_a_missing_model_at_once(
+def test_every_command_reports_a_missing_model_alike_and_immediately(
     name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -67,7 +67,7 @@ def test_every_command_says_the_same_of_a_missing_model_at_once(
 
 
 @pytest.mark.usefixtures("unreachable")
-def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_respond_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my-gpt2").mkdir()
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Checkpoints whose tensors are not the model's: their missing weights were drawn at random, and nothing was said."""
+"""Checkpoints whose tensors do not match the model: missing weights were drawn at random, silently."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def misshapen(state: State) -> State:
         (misshapen, ["another shape of 1 tensor (gpt_neox.final_layer_norm.bias [31] for [32])"]),
     ],
 )
-def test_tensors_that_are_not_the_models_are_named(
+def test_tensors_that_do_not_match_the_model_are_named(
     change: Callable[[State], State], words: list[str], tmp_path: Path
 ) -> None:
     folder = save_model("neox", tmp_path)
@@ -79,7 +79,7 @@ def test_a_tied_head_may_be_missing_but_not_the_table(kind: str, tmp_path: Path)
         load_checkpoint(str(folder))
 
 
-def test_buffers_of_older_checkpoints_are_let_through(tmp_path: Path) -> None:
+def test_buffers_of_older_checkpoints_are_accepted(tmp_path: Path) -> None:
     buffers = {
         "gpt2": ("transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias"),
         "neox": ("gpt_neox.layers.0.attention.masked_bias", "gpt_neox.layers.0.attention.rotary_emb.inv_freq"),
@@ -91,7 +91,7 @@ def test_buffers_of_older_checkpoints_are_let_through(tmp_path: Path) -> None:
         load_checkpoint(str(folder))
 
 
-def test_a_gguf_file_must_hold_every_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gguf_file_must_contain_every_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZLOSS_CACHE", str(tmp_path / "cache"))
     whole = tiny_tensors()
     tied = {name: tensor for name, tensor in whole.items() if name != "output.weight"}
@@ -111,7 +111,7 @@ def test_a_gguf_file_must_hold_every_tensor(tmp_path: Path, monkeypatch: pytest.
     assert not list((tmp_path / "cache" / "gguf").glob("part-*"))
 
 
-def test_a_conversion_that_was_not_checked_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversion_without_checksums_is_redone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions before the check kept random weights in the cache."""
     monkeypatch.setenv("ZLOSS_CACHE", str(tmp_path / "cache"))
     file = write_gguf(tmp_path / "model.gguf", tiny_tensors())

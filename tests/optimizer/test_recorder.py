@@ -16,6 +16,7 @@ from torch import nn
 from zloss.errors import InputError
 from zloss.optimizer.endpoints import endpoints, spike_rate
 from zloss.optimizer.recorder import PIECE, Recorder, first_direction, inf_norm, l2_norm
+from zloss.results.record import to_plain
 from zloss.results.steps import StepRecord
 
 CLIP, STEPS, EVERY = 1.0, 12, 5
@@ -109,7 +110,7 @@ def straight(saved: list[dict[str, Any]]) -> dict[str, float]:
 @pytest.mark.parametrize("clip", ["recorder", "torch"])
 def test_every_endpoint_equals_its_definition(clip: str) -> None:
     recorder, saved = train(clip)
-    found, wanted = endpoints(recorder.records, clip=CLIP).flat(), straight(saved)
+    found, wanted = to_plain(endpoints(recorder.records, clip=CLIP)), straight(saved)
     assert 0 < wanted["clip_rate"] <= 1
     for name, value in wanted.items():
         assert found[name] == pytest.approx(value, rel=RELATIVE, abs=1e-12), name
@@ -164,12 +165,12 @@ def test_nonfinite_steps_are_events_and_stay_out_of_tails(value: float, kind: st
         recorder.micro_batch(loss)
         with recorder.step(index) as step:
             assert step.finite == (index != 3)
-    found = endpoints(recorder.records, clip=1e8).flat()
+    found = to_plain(endpoints(recorder.records, clip=1e8))
     assert recorder.records[2].gradient == kind
     assert found["nonfinite_gradient"] == found["clip_rate"] == found["phi_100"] == 0.25
     assert found["nonfinite_microbatch"] == found[f"nonfinite_microbatch_{kind}"] == 0.25
     assert found[f"nonfinite_gradient_{kind}"] == 0.25
-    assert found["nonfinite_gradient_nan"] + found["nonfinite_gradient_inf"] == 0.25  # type: ignore[operator]
+    assert found["nonfinite_gradient_nan"] + found["nonfinite_gradient_inf"] == 0.25
     assert found["grad_norm_max"] == pytest.approx(4 * math.sqrt(10))
     assert found["loss_max"] == 4.0
 
@@ -181,7 +182,7 @@ def test_thresholds_are_strict() -> None:
         parameter.grad = torch.tensor([norm])
         with recorder.step(index):
             pass
-    found = endpoints(recorder.records, clip=10.0).flat()
+    found = to_plain(endpoints(recorder.records, clip=10.0))
     assert (found["clip_rate"], found["phi_10"], found["phi_50"], found["phi_100"]) == (0.75, 0.75, 0.25, 0.0)
 
 

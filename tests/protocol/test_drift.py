@@ -17,7 +17,7 @@ from zloss.protocol import drift as drift_module
 from zloss.protocol.config import DriftConfig
 from zloss.protocol.drift import find_places, run_drift, run_name, step_of
 from zloss.results.drift import Drift, KeptCheckpoint
-from zloss.results.files import read_record, write_record
+from zloss.results.files import read_record
 
 
 def checkpoint(folder: Path) -> Path:
@@ -163,9 +163,9 @@ def test_other_settings_weights_or_steps_or_a_damaged_file_are_measured_anew(
     damaged, weights, step = (kept / "checkpoints" / place.name / "kept.json" for place in places[:3])
     damaged.write_text("{")
     found = read_record(weights, KeptCheckpoint)
-    write_record(weights, replace(found, identity=found.identity.replace(found.checkpoint.weights, "0" * 16)))
+    replace(found, identity=found.identity.replace(found.checkpoint.weights, "0" * 16)).write(weights)
     found = read_record(step, KeptCheckpoint)
-    write_record(step, replace(found, checkpoint=replace(found.checkpoint, step=501)))
+    replace(found, checkpoint=replace(found.checkpoint, step=501)).write(step)
     run_drift(tiny_drift(*places), kept)
     assert done == ["checkpoint-100", "checkpoint-200", "checkpoint-500"]
     run_drift(tiny_drift(*places[:2], gradient_blocks=0), kept)

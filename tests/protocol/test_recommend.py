@@ -23,7 +23,7 @@ from zloss.protocol import recommend, recommend_runs
 from zloss.protocol.recommend import make_plan, run_recommendation
 from zloss.protocol.recommend_answer import SHOWN
 from zloss.results.comparison import Comparison
-from zloss.results.files import read_record, write_record
+from zloss.results.files import read_record
 from zloss.results.recommendation import Recommendation, RecommendPlan
 from zloss.train.finished import load_runs
 
@@ -94,7 +94,7 @@ def test_time_that_is_left_confirms_on_more_fresh_seeds_and_stops(
     acts = found.verdict is not None and found.verdict.action == "train"
     assert acts == (found.level == "confirmed here" and found.objective != "ce") == bool(found.paste)
     # An answer on one seed was shown before.
-    write_record(folder / Recommendation.FILE, plain[0])
+    plain[0].write(folder / Recommendation.FILE)
     later = run_recommendation(config, folder)
     assert (found.added_seeds, later.added_seeds) == (None, (3, 4))
     assert "Seeds 3 and 4 were added after an earlier answer" in later.confidence
@@ -361,5 +361,5 @@ def test_an_error_of_the_first_process_ends_the_others(
         return forked_ranks(2, work)
 
     assert "a step has 1 blocks" in ending(micro_batch=1)
-    monkeypatch.setattr(recommend, "write_record", disk_full)
+    monkeypatch.setattr(RecommendPlan, "write", disk_full)
     assert "No space left" in ending(micro_batch=2)

@@ -51,7 +51,7 @@ def test_lines_end_at_line_feeds_alone() -> None:
     assert list(json_lines("")) == []
 
 
-def test_numbers_stand_on_one_line_and_nan_is_refused_and_the_earlier_file_stays(tmp_path: Path) -> None:
+def test_lists_of_numbers_are_one_line_and_nan_is_refused_and_the_earlier_file_stays(tmp_path: Path) -> None:
     data = {"column": [1.5, -2e-7, 3], "text": ["[ 1, 2 ]", "[\n 1,\n 2\n]"], "empty": [], "nested": [[1, 2], [3]]}
     write_json(tmp_path / "a.json", data)
     with pytest.raises(ValueError, match="not JSON compliant"):
@@ -92,7 +92,7 @@ def test_running_out_of_space_leaves_the_earlier_report_and_no_debris(tmp_path: 
 
 
 def test_a_report_is_readable_like_any_file_and_its_name_may_have_255_bytes(tmp_path: Path) -> None:
-    """The part's name was longer than the file's, and too long for the file system."""
+    """The temporary name was longer than the file's, and too long for the file system."""
     path = tmp_path / ("n" * 250 + ".json")
     write_text(path, "half a character \ud83d")
     (tmp_path / "plain").write_text("")

@@ -1,4 +1,4 @@
-"""Records of single kinds: keys of the contract, nulls with reasons, keys that are written only sometimes, files by schema."""
+"""Records of single kinds: keys of the contract, nulls with reasons, keys that are written only if set, files by schema."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zloss.decide.answer import decide_records
 from zloss.errors import InputError
 from zloss.results.audit import NO_INPUT_PATH, AuditReport, HeadNumbers, Heads
 from zloss.results.comparison import Comparison, RouterVariants, Verdict
-from zloss.results.files import load_results, read_record, write_record
+from zloss.results.files import load_results, read_record
 from zloss.results.loss_audit import LossAudit
 from zloss.results.provenance import recorded_command
 from zloss.results.record import to_plain
@@ -103,15 +103,15 @@ class Settings:
 
 
 def test_a_record_that_is_only_written_may_have_any_types() -> None:
-    """Reading knows one type beside null; settings in the description of a recipe have several."""
+    """A reader supports one type besides null; the settings of a recipe may have several."""
     assert to_plain(Settings()) == {"size": "auto"}
 
 
-def test_kinds_are_told_apart_and_foreign_json_is_passed_over(
+def test_kinds_are_distinguished_and_other_json_is_skipped(
     report: AuditReport, loss_audit: LossAudit, comparison: Comparison, tmp_path: Path
 ) -> None:
     for name, record in (("report", report), ("loss", loss_audit), ("comparison", comparison)):
-        write_record(tmp_path / f"{name}.json", record)
+        record.write(tmp_path / f"{name}.json")
     (tmp_path / "metrics.json").write_text("{}")
     (tmp_path / "decisions.json").write_text('{"schema": "zloss.decisions/1"}')
     results = load_results([tmp_path])
@@ -171,5 +171,7 @@ def test_recorded_commands_say_nothing_of_the_folders_of_a_machine(tmp_path: Pat
     text.write_text("words")
     got = recorded_command(["audit", str(model), "--text", str(text), "--out", str(out), "--coef", "1e-3"])
     assert got == "zloss audit ./model --text 'some text.txt' --out there --coef 1e-3"
+    joined = recorded_command(["audit", f"--text={text}", f"--out={out}", "--coef=1e-3"])  # these had the whole paths
+    assert joined == "zloss audit '--text=some text.txt' --out=there --coef=1e-3"
     named = ["audit", "EleutherAI/pythia-70m", "--blocks", "4"]
     assert recorded_command(named) == f"zloss {' '.join(named)}"

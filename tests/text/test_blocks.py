@@ -1,4 +1,4 @@
-"""Blocks: every prediction exactly once, whatever the corpus looks like; characters and types that readers stumble over."""
+"""Blocks: every prediction exactly once, whatever the corpus looks like; characters and types that break careless readers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_long_text_is_tokenized_only_as_far_as_needed_and_no_differently(token
     assert blocks.stream.tolist() == whole[150 : 150 + 551]
 
 
-def test_bos_stands_in_front_of_every_block_and_is_not_counted(tokenizer: Any) -> None:
+def test_bos_precedes_every_block_and_is_not_counted(tokenizer: Any) -> None:
     blocks = make_blocks(corpus(), tokenizer, size=16, count=4, bos_id=0)
     assert blocks.inputs(1, 3).shape == (2, 17)
     assert (blocks.inputs(1, 3)[:, 0] == 0).all()
@@ -114,7 +114,7 @@ def test_texts_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, sa
     ("values", "kind"),
     [([1, 2], "int64"), ([[1.0]], "list"), ([b"x"], "binary"), ([{"a": "b"}], "struct"), ([True], "bool")],
 )
-def test_a_parquet_column_that_is_no_text_is_refused(tmp_path: Path, values: list[Any], kind: str) -> None:
+def test_a_parquet_column_without_text_is_refused(tmp_path: Path, values: list[Any], kind: str) -> None:
     """Numbers and lists were audited as what Python prints of them."""
     parquet.write_table(pa.table({"text": values}), tmp_path / "a.parquet")
     with pytest.raises(CorpusError, match=f"holds {kind}.*not text: set `text_field`"):
@@ -134,7 +134,7 @@ def documents(file: Path) -> list[str]:
     return list(open_corpus([str(file)], None).documents)
 
 
-def test_separators_inside_json_strings_break_no_line(tmp_path: Path) -> None:
+def test_separators_inside_json_strings_do_not_break_lines(tmp_path: Path) -> None:
     """`splitlines` cut the line inside the string, and the rest was "not JSON"."""
     texts = ["one\u2028two", "three\u0085four", "five\x0bsix\x1cseven", "eight\r"]
     lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]

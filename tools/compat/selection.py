@@ -52,7 +52,7 @@ AREAS = {
 }
 DESELECTED = (
     "tests/cli/test_main.py::test_help_answers_in_half_a_second",
-    "tests/models/test_hub.py::test_every_command_says_the_same_of_a_missing_model_at_once",
+    "tests/models/test_hub.py::test_every_command_reports_a_missing_model_alike_and_immediately",
 )
 """Limits in seconds depend on how busy the machine is, not on the installed versions."""
 FILES = tuple(file for files in AREAS.values() for file in files)

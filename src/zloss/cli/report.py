@@ -41,12 +41,12 @@ class Report:
         from zloss.report.files import terminal_document, write_joined
         from zloss.report.terminal import print_document
         from zloss.results.files import load_results
-        from zloss.results.folder import refuse_strangers
+        from zloss.results.folder import refuse_unrelated_page
 
         # With default thresholds every audit keeps those it was decided with.
         thresholds = None if self.thresholds == Thresholds() else self.thresholds
         loaded = load_results(Path(name) for name in self.results)
-        refuse_strangers(self._folder(), [result.path for result in loaded], force=self.force)
+        refuse_unrelated_page(self._folder(), [result.path for result in loaded], force=self.force)
         results = decide_records((result.record for result in loaded), thresholds)
         # Files are written before printing, so a closed pipe on the terminal does not lose them.
         written = write_joined(self._folder(), results, loaded, figures=self.figures, formats=self.formats)

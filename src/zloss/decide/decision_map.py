@@ -253,7 +253,7 @@ def implementation(
     ]
     updates = [
         *((audit.source.bf16_inputs, "dW", None) for audit in loss_audits),
-        *((update.delta_theta, update.name, None) for audit in implementation_audits for update in audit.update_errors),
+        *((error, name, None) for audit in implementation_audits for name, error in audit.update_errors),
     ]
     found = [finding.id for audit in loss_audits for finding in audit.errors]
     lesser = [finding.id for audit in loss_audits for finding in audit.found if finding not in audit.errors]

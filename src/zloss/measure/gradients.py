@@ -6,7 +6,7 @@ over the whole model on request. No gradient of the model is kept, and `.grad` i
 1. A forward pass, cut at the decoder layers: a layer runs without a graph, and what it returns is a leaf of the graph above
    it. The outputs of the layers (L·T·D numbers) and the small graphs between them are kept.
 2. The seeds Wᵀδ of all losses, from Wᵀp and the coefficients of `Objective.source`.
-3. From the last layer to the first: recompute the layer, go back once per seed, add the parameter gradients of all forward
+3. From the last layer to the first: recompute the layer, backpropagate each seed, add the parameter gradients of all forward
    passes, reduce them to inner products in fp64, and drop them.
 4. The gradients of the head itself, a block of vocabulary rows at a time.
 
@@ -240,7 +240,7 @@ def add_head_gradients(
 
 
 class BodyGradients:
-    """Every loss back through the layers, last to first; a parameter's gradient is reduced after its last use by a layer.
+    """Backpropagates every loss through the layers, last to first; a parameter's gradient is reduced after its last use.
 
     The losses in `whole` have gradients of all parameters, the others only of a tied table.
     """
@@ -263,7 +263,7 @@ class BodyGradients:
         seeds_TD: Mapping[str, Tensor],
         after_layer: Callable[[], None] = lambda: None,
     ) -> dict[str, Tensor]:
-        """Every seed back through all forward passes, given as (hidden states [T, D], calls of layers), which are used up.
+        """Backpropagate every seed through all forward passes, (hidden states [T, D], calls of layers) each; consumes the calls.
 
         Returns the gradient [U, D] of a tied table through the input embedding, by loss.
         """
@@ -289,7 +289,7 @@ class BodyGradients:
         return table_UD
 
     def _through_last_layer(self, calls: list[LayerCall]) -> None:
-        """Recompute the last call of a forward pass, and go back through it and through what is between it and earlier layers."""
+        """Recompute the last call of a forward pass; backpropagate through it and through everything up to the earlier layers."""
         call = calls.pop()
         arrived = [self._sums.pop(id(output), None) for output in call.outputs]
         if not any(arrived):

@@ -84,16 +84,15 @@ def logit_noise(
     vocab: int,
     mean_row_D: Tensor | None,
     saved_dtype: torch.dtype,
-    products: int = PRODUCT_BLOCKS,
 ) -> LogitNoise:
-    """δ of the tokens of some sequences, each (hidden states, targets); 16-bit products only of the first `products` of them.
+    """δ of the tokens of some sequences, each (hidden states, targets); 16-bit products only of the first `PRODUCT_BLOCKS`.
 
     `mean_row_D`: w̄ of the unscaled head, None for a head without μ; then there are no centered numbers. Tokens whose log p₃₂
     is not finite do not count. If logits overflow the 16-bit format, the numbers are None.
     """
     hidden, targets = zip(*sequences, strict=True)
     hidden_TD, target_T, sizes = torch.cat(hidden), torch.cat(targets), [len(target) for target in targets]
-    size, with_products = max(1, CHUNK_VALUES // vocab), sum(sizes[:products])
+    size, with_products = max(1, CHUNK_VALUES // vocab), sum(sizes[:PRODUCT_BLOCKS])
     bounds = sorted({*range(0, with_products, size), *range(with_products, len(target_T), size), len(target_T)})
     gaps: dict[Row, list[Tensor]] = {}
     for start, stop in itertools.pairwise(bounds):
@@ -103,7 +102,7 @@ def logit_noise(
     found: dict[Row, list[Tensor]] = {}
     for row, parts in gaps.items():
         gap_T4 = torch.cat(parts)
-        lengths = sizes if len(gap_T4) == len(target_T) else sizes[:products]
+        lengths = sizes if len(gap_T4) == len(target_T) else sizes[:PRODUCT_BLOCKS]
         found[row] = [gap_N4[gap_N4[:, 3] == 1, :3] for gap_N4 in torch.split(gap_T4, lengths)]
     order = [*STORAGE, *get_args(NoiseCase), *get_args(NoiseHead)]
     rows = tuple(_summary(row, found[row]) for row in sorted(found, key=lambda row: [*map(order.index, row)]))

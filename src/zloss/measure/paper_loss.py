@@ -1,5 +1,5 @@
-"""The loss of the paper's training path: the head module computes logits in the autocast dtype, CE and Z are taken of
-them in fp32. Training runs with `head="paper"` and the overflow audit use it.
+"""The loss of the paper's training path: the head module computes logits in the autocast dtype, then CE and Z are
+computed from them in fp32. Training runs with `head="paper"` and the overflow audit use it.
 
 For a method that deploys a centered head, the common shift of the logits is subtracted in fp32 first
 (`centered_logits_from_raw`). On this path Centered head and CE differ by rounding, as in the paper.

@@ -252,10 +252,8 @@ def quantile(values: Array | None, q: float) -> float | None:
 
 
 @_quietly
-def correlation(x: Array | None, y: Array | None) -> float | None:
+def correlation(x: Array, y: Array) -> float | None:
     """Pearson's correlation over the pairs with two finite sides; None without variance."""
-    if x is None or y is None:
-        return None
     keep = np.isfinite(x) & np.isfinite(y)
     if not keep.all():
         x, y = x[keep], y[keep]

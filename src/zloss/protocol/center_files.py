@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from zloss.errors import CheckpointError, CoordinateError, TiedHeadError
 from zloss.models.checkpoint import POSITION_TABLES, Checkpoint
 from zloss.models.output_head import OutputHead
-from zloss.results.centering import FILE, Centering
+from zloss.results.centering import Centering
 from zloss.results.folder import LOCK_FILE
 
 INDEX = "model.safetensors.index.json"
@@ -23,7 +23,7 @@ SINGLE = "model.safetensors"
 BETWEEN = ("project_in", "embed_layer_norm", "emb_layer_norm", "word_embeddings_layernorm")
 """Modules between the embeddings and the first layer that would not pass a moved mean row on unchanged."""
 CARD = "README.md"
-NOT_CARRIED = {INDEX, CARD, FILE, LOCK_FILE, "config.json", "zloss.json"}
+NOT_CARRIED = {INDEX, CARD, Centering.FILE, LOCK_FILE, "config.json", "zloss.json"}
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 PPL_AGREEMENT = 1e-6
 """Relative difference of PPL up to which a copy counts as verified."""
@@ -253,7 +253,7 @@ def write_card(original: Path, target: Path, result: Centering) -> None:
     head += "" if result.verdict is None else f"{result.verdict.sentence}\n\n"
     head += f"Measured on {result.predictions:,} tokens of {result.corpus}, in fp32, with this copy as it loads from disk:\n\n"
     head += "".join(f"- {sentence}\n" for sentence in result.findings)
-    head += f"\nAll figures: `{FILE}`.\n" + (f"\n{body}" if body.strip() else "")
+    head += f"\nAll figures: `{Centering.FILE}`.\n" + (f"\n{body}" if body.strip() else "")
     (target / CARD).write_text(head, encoding="utf-8")
 
 

@@ -34,7 +34,7 @@ from zloss.models.checkpoint import (
 from zloss.protocol.config import LEAST_BLOCKS, LEAST_TOKENS, DriftConfig
 from zloss.results.audit import HeadNumbers
 from zloss.results.drift import KEPT_FILE, Drift, DriftCheckpoint, DriftNumbers, KeptCheckpoint
-from zloss.results.files import read_record, write_record
+from zloss.results.files import read_record
 from zloss.results.folder import Owner, check_folder, refuse_other, text_name
 from zloss.results.provenance import Provenance, shared_keys
 from zloss.text import open_corpus
@@ -131,9 +131,9 @@ def measure_checkpoint(
         centered=_numbers(report.heads.centered, None if report.gradient is None else report.gradient.centered.r_z),
     )
     kept = KeptCheckpoint(identity, tokens, report.corpus.name, measured, by_block, cut.notes)
-    write_record(kept_in / AUDIT_FILE, with_decisions(found.report))
+    with_decisions(found.report).write(kept_in / AUDIT_FILE)
     # Last: its presence says that the checkpoint is finished.
-    write_record(kept_in / KEPT_FILE, kept)
+    kept.write(kept_in / KEPT_FILE)
     return kept, False
 
 

@@ -64,9 +64,8 @@ from zloss.protocol.recommend_runs import (
 )
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
-from zloss.results.files import read_record, write_record
+from zloss.results.files import read_record
 from zloss.results.folder import Owner, check_folder, refuse_other, text_name
-from zloss.results.implementation_audit import FILE as IMPLEMENTATION_FILE
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.io import write_json
 from zloss.results.provenance import Provenance, shared_keys
@@ -268,7 +267,7 @@ class _Work:
                 identity=identity,
                 text=text,
             )
-            write_record(self.folder / PLAN_FILE, plan)
+            plan.write(self.folder / PLAN_FILE)
             return plan
 
         return report, job.from_first(new_plan)
@@ -540,7 +539,7 @@ class _Work:
         """Keep the comparisons, as `zloss report` reads them; implementation and router stage; the record."""
         for half, comparison in (("selection", trials.selection), ("confirmation", trials.confirmation)):
             if comparison is not None:
-                write_record(self.folder / half / "comparison.json", comparison)
+                comparison.write(self.folder / half)
         implementation = self._audit_implementation(checkpoint, trials)
         self.save_time()
         earlier = None
@@ -569,7 +568,7 @@ class _Work:
         answer, carried = trials.answer(), trials.carried
         key = (answer.method, answer.coef) if answer.method and answer.coef else carried.key if carried else CE_ARM.key
         config = self.config.implementation_config(Arm(*key))
-        file = self.folder / "implementation" / IMPLEMENTATION_FILE
+        file = self.folder / "implementation" / ImplementationAudit.FILE
         of = f"{trials.tested.model} {trials.tested.text} {trials.report.provenance.extra.get(IDENTITY)}"
         identity = f"{of} {config.methods} {config.coef:g} {config.precision}"
         kept = _kept_record(file, ImplementationAudit, identity)
@@ -597,7 +596,7 @@ def _keep_record(file: Path, made: Kept | None, identity: str) -> Kept:
     extra = {**made.provenance.extra, IDENTITY: _short(identity)}
     # A page does not reveal local paths.
     named = replace(made.model, name=Path(made.model.name).name)
-    write_record(file, replace(made, model=named, provenance=replace(made.provenance, extra=extra)))
+    replace(made, model=named, provenance=replace(made.provenance, extra=extra)).write(file)
     return read_record(file, type(made))
 
 

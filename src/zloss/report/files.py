@@ -33,7 +33,7 @@ from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.decision import DecisionMaps
 from zloss.results.drift import Drift
-from zloss.results.files import PLURALS, Reported, Result, write_record
+from zloss.results.files import PLURALS, Reported, Result
 from zloss.results.folder import DECISIONS_FILE, FIGURES, PAGE_FILE, TOKENS_FILE, remove_leftovers
 from zloss.results.io import write_text
 from zloss.results.recommendation import Recommendation
@@ -176,13 +176,13 @@ def write_result(folder: Path, results: DecidedResults, *, figures: bool = True)
     # The record of a recommendation comes last: its presence says that the recommendation is finished.
     finished = isinstance(record, Recommendation)
     if not finished:
-        write_record(file, record)
+        record.write(file)
     write_text(page, render_page(results))
     written += write_figures(folder / FIGURES, _figures_of(record) if figures else {})
     # The token table of an audit is written by the pass over the text.
     clear_leftovers(folder, [*written, *([folder / TOKENS_FILE] if isinstance(record, AuditReport) else [])])
     if finished:
-        write_record(file, record)
+        record.write(file)
     return written
 
 
@@ -215,7 +215,7 @@ def write_joined(
     if results.maps:
         # The last two parts name a result; a whole path would show the folders of someone's machine.
         names = tuple("/".join(result.path.absolute().parts[-2:]) for result in sources)
-        write_record(folder / DECISIONS_FILE, DecisionMaps(names, results.maps))
+        DecisionMaps(names, results.maps).write(folder / DECISIONS_FILE)
         written.append(folder / DECISIONS_FILE)
     audits = list(zip(audit_names(results.audits), results.audits, strict=True))
     drifts = [(drift.model, drift) for drift in results.drifts]

@@ -453,13 +453,13 @@ class AuditReport(ResultRecord):
     logit_noise: LogitNoise | None = None
     """What 16-bit logits cost; None if it was not measured."""
     planned: PlannedLoss | None = None
-    """The Z-loss that the consequences assume; None in files written before this field existed."""
+    """The Z-loss that the consequences assume; None in older files."""
     nonfinite: Nonfinite = field(default_factory=Nonfinite)
     """Tokens that are excluded from every tail."""
     quantile_bounds: dict[str, Any] = field(default_factory=dict)
-    """Empty: quantiles are exact. In files of version 0.2 the bounds of estimated ones, by the dotted path of the number."""
+    """Always empty, because quantiles are exact."""
     verdict: ActionVerdict | None = None
-    """What to do; None before the report is decided, and in files written before this field existed."""
+    """What to do; None before the report is decided, and in older files."""
     decisions: tuple[Decision, ...] = ()
     """The decision map."""
     lambda_budget: LambdaBudget | None = None

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from zloss.results.provenance import Provenance
+from zloss.results.record import ResultRecord
 
-FILE = "centering.json"
 CopyAction = Literal["keep", "neutral", "discard"]
 """What to do with a centered copy."""
 
@@ -58,10 +58,11 @@ class CenteringNumbers:
 
 
 @dataclass(frozen=True)
-class Centering:
+class Centering(ResultRecord):
     """What was done to the head, and what it changed."""
 
     SCHEMA: ClassVar[str] = "zloss.centering/1"
+    FILE: ClassVar[str] = "centering.json"
 
     model: str
     """The original, as it was named."""

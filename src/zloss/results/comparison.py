@@ -106,11 +106,11 @@ class Verdict:
     reason: str = ""
     """The verdict in words."""
     verdict: VerdictName | None = field(default=None, metadata=written_with("reasons"))
-    """None if there is no verdict, and in files written before this field existed."""
+    """None if there is no verdict, and in older files."""
     reasons: tuple[str, ...] | None = field(default=None, metadata=written_with("reasons"))
-    """The sentences of the parts that decided; None in files from before they were kept."""
+    """The sentences of the parts that decided; None in older files."""
     parts: VerdictParts | None = field(default=None, metadata=written_with("reasons"))
-    """What the verdict follows from; None without a common seed, and in files written before this field existed."""
+    """What the verdict follows from; None without a common seed, and in older files."""
 
     @property
     def label(self) -> str:
@@ -129,7 +129,7 @@ class Quality:
     diagnosed: str = ""
     """Key of the quantity in `delta_diagnosed`; what each method has to lower is in `parts.coordinate`."""
     seed_varies: str | None = field(default=None, metadata=written_with("seed_varies"))
-    """What differs between two seeds; None in files written before this field existed."""
+    """What differs between two seeds; None in older files."""
     methods: tuple[Verdict, ...] = ()
     """Every method but the baseline."""
 
@@ -213,9 +213,9 @@ class RouterVariants:
     off: tuple[RouterVariant, ...] = ()
     """The variant without one."""
     top_k: int | None = field(default=None, metadata=written_with("top_k"))
-    """Experts k per token in every run; absent from files before it was kept."""
+    """Experts k per token in every run; absent from older files."""
     decisions: int | None = field(default=None, metadata=written_with("decisions"))
-    """N_tl: routing decisions of a training step, tokens times layers; absent from files before it was kept."""
+    """N_tl: routing decisions of a training step, tokens times layers; absent from older files."""
 
 
 FEW_STEPS = 100
@@ -234,7 +234,7 @@ class SeedSummary:
     n: int
     """Seeds that have the number."""
     by_seed: tuple[float | None, ...] | None = field(default=None, metadata=written_with("by_seed"))
-    """The values in the order of the method's `seeds`; absent from files before it was kept."""
+    """The values in the order of the method's `seeds`; absent from older files."""
 
 
 @dataclass(frozen=True)

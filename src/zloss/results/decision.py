@@ -99,7 +99,7 @@ class Decision:
     measured: tuple[Effect, ...] = ()
     """For a fired stage: what the action would change on this text."""
     consequence: Consequence | None = field(default=None, metadata=written_with("consequence"))
-    """What the stage means for the planned training; None in files written before this field existed."""
+    """What the stage means for the planned training; None in older files."""
 
 
 @dataclass(frozen=True)
@@ -127,13 +127,13 @@ class DecisionMap:
     decisions: tuple[Decision, ...]
     """The stages in the order source → transport → optimizer → quality."""
     bottom_line: str | None = field(default=None, metadata=written_with("bottom_line"))
-    """Where to begin, in one sentence; None in files written before this field existed."""
+    """Where to begin, in one sentence; None in older files."""
     order: tuple[str, ...] | None = field(default=None, metadata=written_with("order"))
     """Names of the fired stages in the order in which to act on them."""
     models: str | None = field(default=None, metadata=written_with("models"))
     """Which model each result is for, in one sentence; absent if all name the same one."""
     verdict: ActionVerdict | None = field(default=None, metadata=written_with("verdict"))
-    """What to do; None in files written before this field existed."""
+    """What to do; None in older files."""
 
 
 @dataclass(frozen=True)

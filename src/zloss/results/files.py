@@ -12,7 +12,7 @@ from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.drift import Drift
 from zloss.results.implementation_audit import ImplementationAudit
-from zloss.results.io import read_json, write_json
+from zloss.results.io import read_json
 from zloss.results.loss_audit import LossAudit
 from zloss.results.recommendation import Recommendation
 from zloss.results.record import ResultRecord
@@ -76,11 +76,6 @@ def load_results(paths: Iterable[Path]) -> list[Result]:
 def read_record(path: Path, record_type: type[Read]) -> Read:
     """The record in the file `path`; a file that does not match the schema raises an error with its name and key."""
     return _record(path, record_type, _read(path))
-
-
-def write_record(path: Path, record: ResultRecord) -> None:
-    """Write the file of a record, atomically."""
-    write_json(path, record.to_dict())
 
 
 def _read(path: Path) -> Any:

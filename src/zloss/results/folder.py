@@ -189,7 +189,7 @@ def refuse_other(folder: Path, mine: Owner, *, force: bool = False) -> None:
             )
 
 
-def refuse_strangers(folder: Path, sources: Sequence[Path], *, force: bool = False) -> None:
+def refuse_unrelated_page(folder: Path, sources: Sequence[Path], *, force: bool = False) -> None:
     """An error if a page of the results `sources` would replace another result's page."""
     if force or folder.absolute() in {source.absolute().parent for source in sources}:
         return
@@ -228,8 +228,7 @@ def _owner(file: Path) -> Owner | None:
     if kind not in NAMES:
         return None
     subject, text = OWNED_BY.get(kind, ("model.name", "corpus.name"))
-    place = _text(data, f"model.{PLACE_KEY}") or _text(data, f"model.extra.{PLACE_KEY}")
-    return Owner(kind, _text(data, subject), _text(data, text), place)
+    return Owner(kind, _text(data, subject), _text(data, text), _text(data, f"model.{PLACE_KEY}"))
 
 
 def _text(data: Any, path: str) -> str:

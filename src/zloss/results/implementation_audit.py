@@ -10,18 +10,6 @@ from zloss.results.logprobs import LogprobNoise
 from zloss.results.provenance import AuditProvenance
 from zloss.results.record import ResultRecord
 
-
-@dataclass(frozen=True)
-class UpdateError:
-    """Δ_θ of one implementation: ‖ĝ − g‖_F / ‖g‖_F of its parameter gradient against the reference."""
-
-    name: str
-    """The implementation, with its storage."""
-    delta_theta: float
-    """Δ_θ (paper eq:backward_deltas)."""
-
-
-FILE = "implementation_audit.json"
 CE = "ce"
 """The method whose fp16 margin is the reference of the others."""
 
@@ -141,7 +129,7 @@ class ImplementationAudit(ResultRecord):
     """Source, update and overflow audit of one model on one text."""
 
     SCHEMA: ClassVar[str] = "zloss.implementation-audit/1"
-    FILE: ClassVar[str] = FILE
+    FILE: ClassVar[str] = "implementation_audit.json"
 
     model: ModelInfo
     """The checkpoint."""
@@ -172,7 +160,7 @@ class ImplementationAudit(ResultRecord):
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a section is empty or a number None, by its dotted path."""
     notes: tuple[str, ...] = ()
-    """What a reader needs to know: implementations that are not installed or could not run, slow paths."""
+    """Caveats: implementations that are not installed or could not run, slow paths."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of a newer version."""
 
@@ -182,11 +170,11 @@ class ImplementationAudit(ResultRecord):
         return tuple(line for line in self.source if line.logit_scale == 1)
 
     @property
-    def update_errors(self) -> tuple[UpdateError, ...]:
-        """Δ_θ of every storage, part and scope at the model's own logit scale, as the decision map reads it."""
+    def update_errors(self) -> tuple[tuple[str, float], ...]:
+        """(name in the decision map, Δ_θ = ‖ĝ − g‖_F / ‖g‖_F) of every line at the model's own logit scale."""
         parts, scopes = {"total": "CE+Z", "z": "Z"}, {"head": "of the head", "all": "of all parameters"}
         return tuple(
-            UpdateError(f"{line.storage} logits, {parts[line.part]} gradient {scopes[line.scope]}", line.grad_rel_error)
+            (f"{line.storage} logits, {parts[line.part]} gradient {scopes[line.scope]}", line.grad_rel_error)
             for line in self.updates
             if line.logit_scale == 1 and line.grad_rel_error is not None
         )

@@ -30,7 +30,7 @@ NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EB
 
 
 def take_lock(handle: int) -> bool:
-    """Whether this process now holds the lock on an open file or folder; True without one where there are no locks."""
+    """Whether this process now holds the lock on an open file or folder; True as well on a file system without locks."""
     try:
         return lock_descriptor(handle, blocking=False)
     except OSError as error:

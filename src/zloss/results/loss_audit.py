@@ -36,9 +36,9 @@ class Witness:
     def line(self) -> str:
         """What was measured, on which input, in one line."""
         numbers = (("expected", self.expected), ("measured", self.measured), ("noise", self.noise))
-        told = ", ".join(f"{name} {'not finite' if x is None else f'{x:.4g}'}" for name, x in numbers)
+        stated = ", ".join(f"{name} {'not finite' if x is None else f'{x:.4g}'}" for name, x in numbers)
         where = f"probe {self.probe!r}, T = {self.shape[0]:,}, V = {self.shape[-1]:,}, {self.dtype}, seed {self.seed}"
-        return f"{self.quantity}: {told} ({where})"
+        return f"{self.quantity}: {stated} ({where})"
 
     def code(self, *, function: str = "", linear: bool = False, jax: bool = False, ignore_index: int = -100) -> str:
         """Python lines that draw the input again, call the loss on it and print what was measured.

@@ -145,12 +145,11 @@ def check_choices(config: object, choices: dict[str, Any]) -> None:
             raise UnknownNameError(f"`{name}`", value, get_args(literal))
 
 
-def check_columns(record: object, *tables: tuple[str, ...]) -> None:
-    """Require the columns of one table, given by field name, to have the same length."""
-    for names in tables:
-        lengths = [len(getattr(record, name)) for name in names]
-        if len(set(lengths)) > 1:
-            said = ", ".join(f"{length} in `{name}`" for name, length in zip(names, lengths, strict=True))
-            raise InputError(
-                f"{' and '.join(f'`{name}`' for name in names)} are expected to have the same length, but have {said}."
-            )
+def check_columns(record: object, names: tuple[str, ...]) -> None:
+    """Require the columns of a table, given by field name, to have the same length."""
+    lengths = [len(getattr(record, name)) for name in names]
+    if len(set(lengths)) > 1:
+        said = ", ".join(f"{length} in `{name}`" for name, length in zip(names, lengths, strict=True))
+        raise InputError(
+            f"{' and '.join(f'`{name}`' for name in names)} are expected to have the same length, but have {said}."
+        )

@@ -38,6 +38,9 @@ def recorded_command(argv: Sequence[str]) -> str:
 
 
 def _last_part(argument: str) -> str:
+    flag, equals, value = argument.partition("=")
+    if flag.startswith("-") and equals:
+        return f"{flag}={_last_part(value)}"
     # ./NAME for a folder: a bare NAME would be read as an id on the hub. `owner/name` that is not a path here stays.
     path = Path(argument)
     try:
@@ -90,8 +93,7 @@ class RunProvenance(Provenance):
     threads: int
     """Threads of PyTorch."""
     row_pass: Literal["c", "torch"] | None = None
-    """What computed exp and sums over rows of logits: PyTorch, or "c" in files of earlier versions that had a compiled
-    helper. The last digits differ. None in files of versions before that."""
+    """What computed exp and sums over rows of logits; "c", a compiled helper with other last digits, or None in older files."""
 
 
 @dataclass(frozen=True, kw_only=True)

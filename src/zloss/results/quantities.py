@@ -338,7 +338,7 @@ EVENTS = _table("""
         share of all micro-batches ; app:setup_details ; ↓
     spike_rate ; spike rate ; share of steps whose loss rises by more than the spike threshold ; share ;
         share of all steps ; app:setup_details ; ↓
-    skipped_updates ; skipped updates ; steps without an update, their gradient being nonfinite ; steps
+    skipped_updates ; skipped updates ; steps whose update was skipped because the gradient was nonfinite ; steps
 """)
 
 ADAM_STATE = _table("""
@@ -436,7 +436,7 @@ SOURCE = _table("""
     delta_z ; Δ_Z ; relative error of the Z part of the source ; tab:triton_fused ; ↓
     kernel_delta_z ; kernel Δ_Z ; relative error of the Z source against fp64 on the stored logits ; tab:triton_fused ; ↓
     delta_weight ; Δ_tot at W ; relative error of the head's total gradient ; tab:triton_fused ; ↓
-    split_residual ; split residual ; relative size of what the three terms of the source mismatch leave over ;
+    split_residual ; split residual ; relative size of what the three terms of the source mismatch do not explain ;
         eq:source_mismatch ; ↓
     bf16_inputs ; dW error, bf16 inputs ; relative error of dW on bf16 hidden states and weights ; eq:backward_deltas ; ↓
     source.cosine ; cosine ; cosine of the applied source with the fp64 source ; eq:backward_deltas ; ↑

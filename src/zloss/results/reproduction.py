@@ -72,7 +72,7 @@ class ReproducedClaim:
     evidence: str
     """The numbers the verdict is based on."""
     reading: str
-    """What of the check is ours: thresholds and tolerances that the paper does not give."""
+    """Our part of the check: thresholds and tolerances that the paper does not state."""
     on_the_papers_numbers: PaperVerdict | None
     """The same check on the paper's numbers; None if the paper has no table."""
 
@@ -130,7 +130,7 @@ class ReproductionRecord(ResultRecord):
     not_stated_by_the_paper: tuple[Choice, ...]
     """Settings that the paper leaves open, with our choice."""
     notes: tuple[str, ...]
-    """What a reader of the numbers should know, one sentence each."""
+    """Caveats, one sentence each."""
     config: dict[str, Any]
     """The complete setting, as its recipe defines it; files by name."""
     texts: tuple[TextSource, ...]

@@ -115,11 +115,6 @@ class MoeRun:
         """Whether the coefficient is converted so that s_rel is 1."""
         return self.router.endswith(f":{MATCHED}")
 
-    @property
-    def name(self) -> str:
-        """The variant and its coefficient as part of a folder name."""
-        return router_name(self.router, self.router_coef)
-
 
 def router_name(router: str, coef: float) -> str:
     """A router variant and its coefficient as part of a folder name."""
@@ -309,7 +304,8 @@ class TrainConfig(TextOptions):
     @property
     def name(self) -> str:
         """Folder name of the run: method, coefficient, seed; a mixture of experts adds the router variant and omits CE."""
-        return run_name(self.method, self.coef, self.seed, None if self.moe is None else self.moe.name)
+        router = None if self.moe is None else router_name(self.moe.router, self.moe.router_coef)
+        return run_name(self.method, self.coef, self.seed, router)
 
     def coef_at(self, step: int) -> float:
         """λ of a step: `coef`, and 0 from `coef_until` on."""

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from zloss.errors import InputError
-from zloss.results.audit import DiagnosticGradient as DiagnosticGradient
-from zloss.results.audit import Heads, Nonfinite, PathNumbers
-from zloss.results.io import read_object, write_json
+from zloss.results.audit import DiagnosticGradient, Heads, Nonfinite, PathNumbers
+from zloss.results.io import read_object
 from zloss.results.options import Coordinate, refuse
 from zloss.results.record import COSINE, NATS, NOT_NEGATIVE, ROUNDING, SHARE, ResultRecord, flat, within, written_with
 from zloss.results.steps import StepEndpoints
@@ -102,9 +101,9 @@ class RouterLayers:
     load: tuple[tuple[float, ...], ...] = field(metadata=NOT_NEGATIVE)
     """Routes that each expert received on the validation blocks [L, E]."""
     top_k: int | None = field(default=None, metadata={**written_with("top_k"), **within(1)})
-    """Experts k per token; absent from files before it was kept."""
+    """Experts k per token; absent from older files."""
     decisions: int | None = field(default=None, metadata={**written_with("decisions"), **within(1)})
-    """N_tl: routing decisions of a training step, tokens times layers; absent from files before it was kept."""
+    """N_tl: routing decisions of a training step, tokens times layers; absent from older files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +168,7 @@ class RunMetrics(ResultRecord):
     """
 
     SCHEMA: ClassVar[str] = "zloss.run/1"
+    FILE: ClassVar[str] = METRICS_FILE
 
     method: str
     """Objective of the head, by its name on the command line."""
@@ -211,7 +211,7 @@ class RunMetrics(ResultRecord):
     heads: Heads
     """The head in both coordinates, as in an audit, for every method."""
     validation_blocks: ValidationBlocks | None = None
-    """The validation block by block; None in a file written before this field existed."""
+    """The validation block by block; None in older files."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a number is None, by its key or the beginning of its key."""
     extra: dict[str, Any] = field(default_factory=dict)
@@ -275,11 +275,6 @@ def _close(value: float | None, expected: float | None, *, absolute: float = 0.0
     if value is None or expected is None:
         return value is expected
     return math.isclose(value, expected, rel_tol=AGREEMENT, abs_tol=absolute)
-
-
-def write_metrics(folder: Path, metrics: RunMetrics) -> None:
-    """Write metrics.json into the folder of a run, atomically."""
-    write_json(folder / METRICS_FILE, metrics.to_dict())
 
 
 def read_metrics(folder: Path) -> RunMetrics:

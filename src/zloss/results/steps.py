@@ -115,11 +115,11 @@ class StepEndpoints:
 
     def check(self) -> None:
         """Reject endpoints that contradict each other: a quantile above the maximum, more events than steps."""
-        flat = self.flat()
-        for name, low in flat.items():
+        numbers: dict[str, float | None] = to_plain(self)
+        for name, low in numbers.items():
             quantity, _, tail = name.rpartition("_")
             for above in {"p99": ("p999", "max"), "p999": ("max",)}.get(tail, ()):
-                high = flat.get(f"{quantity}_{above}")
+                high = numbers.get(f"{quantity}_{above}")
                 if low is not None and high is not None and low > high + 1e-9 * abs(high):
                     raise InputError(
                         f"`{name}` is expected to be at most `{quantity}_{above}`, which is {high!r}, but is {low!r}."
@@ -129,11 +129,6 @@ class StepEndpoints:
                 raise InputError(
                     f"`{name}` is expected to be at most `steps`, which is {self.steps}, but is {getattr(self, name)}."
                 )
-
-    def flat(self) -> dict[str, float | int | None]:
-        """Every endpoint under its key in metrics.json, in the order of the file."""
-        found: dict[str, float | int | None] = to_plain(self)
-        return found
 
 
 GradientState = Literal["finite", "nan", "inf"]

@@ -32,10 +32,10 @@ from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import find_head, has_graph, hidden_states
 from zloss.objectives import Objective
 from zloss.optimizer.endpoints import endpoints
-from zloss.results.audit import NO_INPUT_PATH, GradientNumbers, Heads
+from zloss.results.audit import NO_INPUT_PATH, DiagnosticGradient, GradientNumbers, Heads
 from zloss.results.comparison import FEW_STEPS
 from zloss.results.run_config import MU_LOSS, RecordedRun, TrainConfig
-from zloss.results.run_metrics import DiagnosticGradient, RunGradients, RunMetrics
+from zloss.results.run_metrics import RunGradients, RunMetrics
 from zloss.results.steps import StepRecord
 from zloss.text import Blocks
 from zloss.train.moe import RouterTerms, RoutingTap, router_terms, routing_metrics

@@ -44,7 +44,7 @@ from zloss.results.folder import locked_folder
 from zloss.results.options import check_counts, check_numbers, check_optional_counts
 from zloss.results.provenance import write_run_provenance
 from zloss.results.run_config import RecordedData, RecordedRun
-from zloss.results.run_metrics import METRICS_FILE, RunMetrics, write_metrics
+from zloss.results.run_metrics import METRICS_FILE, RunMetrics
 from zloss.results.steps import StepRecord
 from zloss.telemetry.window import MicroBatch, StepWindow, micro_batch
 from zloss.text import Blocks, make_blocks, open_corpus, rows_as_blocks
@@ -301,7 +301,7 @@ class RunRecorder:
                 assert self.metrics is not None
                 command = f"zloss.record_run ({self.config.loop})"
                 write_run_provenance(self.folder, run_provenance(command, self._began, self.records))
-                write_metrics(self.folder, self.metrics)
+                self.metrics.write(self.folder)
         finally:
             self.close()
         return self.metrics

@@ -27,7 +27,7 @@ from zloss.optimizer.recorder import Recorder
 from zloss.results.folder import whole_folder
 from zloss.results.provenance import write_run_provenance
 from zloss.results.run_config import MU_CENTERING, MU_LOSS, TrainConfig
-from zloss.results.run_metrics import METRICS_FILE, RunMetrics, write_metrics
+from zloss.results.run_metrics import METRICS_FILE, RunMetrics
 from zloss.results.steps import StepRecord
 from zloss.telemetry.window import StepWindow, micro_batch
 from zloss.text import Blocks
@@ -228,7 +228,7 @@ def run_training(
                     trained.save_pretrained(part)
                     checkpoint.tokenizer.save_pretrained(part)
             write_run_provenance(folder, run_provenance(options.command, began, recorder.records))
-            write_metrics(folder, metrics)
+            metrics.write(folder)
             remove_checkpoints(folder)
         close_accelerator(accelerator)
         return metrics

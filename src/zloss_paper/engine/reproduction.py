@@ -19,7 +19,7 @@ import torch
 from zloss.errors import InputError
 from zloss.report.markdown import to_markdown
 from zloss.report.reproduction import reproduction_document
-from zloss.results.files import read_record, write_record
+from zloss.results.files import read_record
 from zloss.results.io import write_text
 from zloss.results.provenance import ReproductionProvenance, shared_keys
 from zloss.results.record import to_plain
@@ -108,7 +108,7 @@ def write_reproduction(folder: Path, result: Reproduction) -> list[Path]:
     """LABEL.json, LABEL.md and the figures of the recipe, if it has some."""
     record, page = folder / f"{result.recipe.stem}.json", folder / f"{result.recipe.stem}.md"
     figures = list(result.draw(folder / "figures")) if result.draw is not None else []
-    write_record(record, result.record)
+    result.record.write(record)
     relative = [Path(os.path.relpath(figure, folder)) for figure in figures]
     write_text(page, to_markdown(reproduction_document(result.record, relative)))
     return [record, page, *figures]

@@ -31,7 +31,7 @@ from zloss.measure.measurement import model_blocks
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.output_head import find_head, hidden_states
 from zloss.results.audit import AuditReport
-from zloss.results.files import read_record, write_record
+from zloss.results.files import read_record
 from zloss.results.run_config import TrainConfig
 from zloss.results.steps import StepRecord
 from zloss.text import Blocks, open_corpus
@@ -101,7 +101,7 @@ class Workbench:
                 report = replace(report, extra={**report.extra, name: dict(measure())})
         self._results[key] = report
         if place is not None and report is not before:
-            write_record(place / "report.json", report)
+            report.write(place / "report.json")
         return report
 
     def run(self, config: TrainConfig, base: TrainConfig | None = None) -> FinishedRun:
