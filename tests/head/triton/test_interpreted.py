@@ -21,7 +21,7 @@ FOLDER = Path(__file__).with_name("interpreted")
 PROCESSES = {
     "check_compile": ("check_compile",),
     "check_kernels": ("check_kernels",),
-    "check_losses": ("check_losses", "check_precision", "check_products", "check_statistics"),
+    "check_losses": ("check_losses", "check_precision", "check_products"),
 }
 """The files that share a process, which takes four seconds to start."""
 
@@ -44,5 +44,5 @@ def test_interpreted(name: str, tmp_path: Path) -> None:
 
 def test_every_check_is_in_one_process() -> None:
     there = sorted(path.stem for path in FOLDER.glob("check_*.py"))
-    assert len(there) == 6
+    assert len(there) == 5
     assert sorted(stem for stems in PROCESSES.values() for stem in stems) == there
