@@ -1,4 +1,4 @@
-"""Rules of the house that a machine can check: import cost, public names."""
+"""Import cost and public names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of every result file: it reads back as it was written, and a damaged one is refused by the name of its key."""
+"""Properties of every result file: it reads back as it was written, and a damaged one is refused by the name of its key."""
 
 from __future__ import annotations
 
