@@ -100,7 +100,7 @@ class OutputError(ZlossError, OSError):
 
 
 class UnwritableFolderError(OutputError):
-    """Nothing can be written where the results should go, so the user has to choose another folder."""
+    """The folder for the results cannot be written, so the user must choose another one."""
 
 
 class DoubleBackwardError(ZlossError, RuntimeError):

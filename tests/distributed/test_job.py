@@ -1,4 +1,4 @@
-"""The job of a process: what its environment says, and errors in it."""
+"""The job of a process: its environment variables, and errors in it."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_full_disk_of_the_first_rank_ends_the_run_of_all(tmp_path: Path, monke
 
 @pytest.mark.parametrize("kind", ["objects", "wait", "backward"])
 def test_a_rank_that_is_gone_is_named_wherever_the_others_wait_for_it(kind: str) -> None:
-    """gloo has no exception type of its own, and in the backward pass of DDP no frame of torch.distributed is on the stack."""
+    """gloo has no exception type, and in the backward pass of DDP no frame of torch.distributed is on the stack."""
 
     def meet() -> None:
         message = "nothing was raised"

@@ -70,7 +70,7 @@ def test_on_cuda_no_product_of_16_bit_operands_is_fp32(
     assert cuda_plan(option, torch.float32, version, hip=hip, rounding=dtype) == plan
 
 
-def test_what_the_plan_says_where_out_dtype_is_missing() -> None:
+def test_the_plan_where_out_dtype_is_missing() -> None:
     assert cuda_plan("auto", torch.bfloat16, (2, 9), hip=True).kind == "fp32"
     emulated = cuda_plan("operand", torch.bfloat16, (2, 9), hip=True)
     assert (emulated.kind, emulated.takes_16_bit) == ("operand", False)
@@ -117,7 +117,9 @@ def issued(plan: ProductPlan, dtype: torch.dtype, rounding: torch.dtype | None =
 
 @pytest.mark.parametrize("version", [(2, 9), (2, 13)])
 @pytest.mark.parametrize(("dtype", "rounding"), [(d, None) for d in NARROW] + [(torch.float32, torch.bfloat16)])
-def test_the_code_issues_what_the_plan_says(version: Version, dtype: torch.dtype, rounding: torch.dtype | None) -> None:
+def test_the_code_issues_the_planned_products(
+    version: Version, dtype: torch.dtype, rounding: torch.dtype | None
+) -> None:
     """PyTorch itself checks the dtypes of factors, result and accumulator on the meta device."""
     narrow = rounding or dtype
     known = {"rounding": rounding} if rounding else {}

@@ -15,7 +15,7 @@ LOSS = "zloss.{}(torch.randn(3, 7), {} torch.tensor([1, 2, 3]), zloss.StandardZL
 
 
 def answers(*codes: str, installed: bool = True) -> list[str]:
-    """What a fresh process without TRITON_INTERPRET says; None in sys.modules is how Python says "not there"."""
+    """What a fresh process without TRITON_INTERPRET prints; None in sys.modules makes an import fail."""
     lines = [] if installed else ["import sys", "sys.modules['triton'] = None"]
     lines += ["import torch, zloss", "from zloss.head.options import resolve_backend"]
     for code in codes:

@@ -293,7 +293,7 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_check_fails_on_a_mutation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One coefficient of the loss zeroed or left unnormalised: the gradient is no longer the definition's."""
+    """One coefficient of the loss zeroed or left unnormalized: the gradient is no longer the definition's."""
     text = inspect.getsource(module._logits_loss)
     old, new = MUTATIONS[name]
     assert old in text
