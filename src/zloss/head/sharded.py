@@ -208,13 +208,15 @@ def local_head(
     group: ProcessGroup | None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, ProcessGroup | None]:
     """The arguments as plain tensors: the rows of this rank where the head is a DTensor with Shard(0), all tokens."""
+    if not (is_dtensor(hidden) or is_dtensor(weight) or is_dtensor(bias) or is_dtensor(target)):
+        return hidden, weight, bias, target, _replicated("token_weight", token_weight), group
     weight, group = _local_shard("weight", weight, 0, group)
     if bias is not None:
         bias, bias_group = _local_shard("bias", bias, 0)
         if bias_group is not None and group is None:
             raise InputError("`bias` is sharded but `weight` is not: shard both along the vocabulary, or neither.")
-    hidden, target = _replicated("hidden", hidden), _replicated("target", target)
-    return hidden, weight, bias, target, _replicated("token_weight", token_weight), group
+    tokens = _replicated("hidden", hidden), _replicated("target", target), _replicated("token_weight", token_weight)
+    return tokens[0], weight, bias, tokens[1], tokens[2], group
 
 
 def local_logits(
