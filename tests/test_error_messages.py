@@ -1,4 +1,4 @@
-"""Errors are help: every message is one line that ends as a sentence, and every error stands in docs/errors.md."""
+"""Errors are help: every message is one line that ends as a sentence, and every error is in docs/errors.md."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def messages() -> Iterator[tuple[str, str]]:
 
 
 def faults(text: str) -> list[str]:
-    """What is not in the house grammar."""
+    """What does not follow the style of our messages."""
     found = []
     if not text.endswith((".", "{}")):
         found.append("does not end as a sentence")

@@ -143,8 +143,8 @@ def test_coefficients_that_no_loss_can_use_are_refused() -> None:
 
 
 @dataclass(frozen=True)
-class OwnObjective(zloss.StandardZLoss):
-    """λ·f((log Z − c)²), with a function f that is no coefficient."""
+class CurvedObjective(zloss.StandardZLoss):
+    """λ·f((log Z − c)²), with a function f that is not a coefficient."""
 
     curve: Callable[[torch.Tensor], torch.Tensor] = torch.sqrt
 
@@ -161,8 +161,8 @@ class WithoutCoefficient(zloss.CrossEntropy):
 
 
 def test_only_coefficients_are_set_and_only_those_that_are_on() -> None:
-    """A function that is no coefficient was called with the step; a term that is off was switched on."""
-    assert OwnObjective(lambda step: step / 10).at(3) == OwnObjective(0.3)
+    """A function that is not a coefficient was called with the step; a term that is off was switched on."""
+    assert CurvedObjective(lambda step: step / 10).at(3) == CurvedObjective(0.3)
     assert zloss.FactorizedZLoss(None, 1e-4).with_coef(1.0) == zloss.FactorizedZLoss(None, 1.0)
     assert zloss.FactorizedZLoss(torch.tensor(0.0), lambda step: 0.1).with_coef(1.0) == zloss.FactorizedZLoss(1.0, 1.0)
     assert zloss.CrossEntropy().with_coef(0.0) == zloss.CrossEntropy()

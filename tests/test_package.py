@@ -1,4 +1,4 @@
-"""Rules of the house that a machine can check: import cost, public names."""
+"""Import cost and public names."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ fall on whichever module crosses a threshold."""
 @pytest.fixture(scope="module")
 def imports() -> list[list[str]]:
     """What four fresh processes print."""
-    words = [sys.executable, "-c", IMPORTS]
-    return [subprocess.run(words, capture_output=True, text=True, check=True).stdout.split() for _ in range(4)]
+    argv = [sys.executable, "-c", IMPORTS]
+    return [subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split() for _ in range(4)]
 
 
 def test_every_public_name_resolves_and_is_listed() -> None:

@@ -116,8 +116,8 @@ def test_it_is_the_audit_that_the_package_makes(kind: str, tmp_path: Path) -> No
     ids = token_stream(tokenizer, text.read_text(), blocks * size + 1)
     with torch.no_grad():
         states = model(ids[:-1].view(blocks, size), output_hidden_states=True).hidden_states[-1].flatten(0, 1)
-    words = [tokenizer.decode([index]) for index in ids[1:].tolist()]
-    tokens = Tokens(states, model.get_output_embeddings().weight.detach(), ids[1:], words, size)
+    texts = [tokenizer.decode([index]) for index in ids[1:].tolist()]
+    tokens = Tokens(states, model.get_output_embeddings().weight.detach(), ids[1:], texts, size)
 
     def compared(tokens: Tokens) -> list[str]:
         straight = straight_report(tokens, name=kind, corpus="topics", gradient={}, paths={})

@@ -36,10 +36,10 @@ def global_normalizer(
 
     The gradient of the mean over all N tokens of a step is Σ_ranks Σ_micro-batches Σ_t ∇ℓ_t / N. A rank that divides its
     sums by N contributes its term. That is right for frameworks that add the ranks' gradients; DDP and FSDP average
-    them over n ranks, so each rank has to divide by N/n.
+    them over n ranks, so each rank must divide by N/n.
 
     `tokens`: the targets of all micro-batches of this rank, or the number of valid ones (or the sum of their weights) as a
-    number or a 0-d tensor; 0 for a rank without a batch, which has to call it too. `groups`: one group, or several
+    number or a 0-d tensor; 0 for a rank without a batch, which must call it too. `groups`: one group, or several
     orthogonal ones, over which tokens are split (data, FSDP, context, sequence), never those that hold the same tokens
     (tensor, pipeline); None is the default group if one is initialized. `gradients`: "averaged" for DDP and FSDP,
     "summed", or the number by which the framework divides the summed gradients.

@@ -1,6 +1,6 @@
 """Errors that help: what was passed, what was expected, what to do.
 
-Everything a user can cause is a `ZlossError`; the command line prints its one message and exits with 2.
+Every error a user can cause is a `ZlossError`; the command line prints its message and exits with code 2.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class OutputError(ZlossError, OSError):
 
 
 class UnwritableFolderError(OutputError):
-    """Nothing can be written where the results should go, so the user has to choose another folder."""
+    """The folder for the results cannot be written, so the user must choose another one."""
 
 
 class DoubleBackwardError(ZlossError, RuntimeError):
@@ -131,9 +131,7 @@ def require_version(package: str, least: str, purpose: str, extra: str, *, also:
 
     `also`: another distribution of the same library.
     """
-    for name in (package, also):
-        if name is None:
-            continue
+    for name in filter(None, (package, also)):
         try:
             installed = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -171,6 +169,6 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first sentence-like line of another library's error, without its final period."""
+    """The first nonempty line of another library's error, without its final period."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:300].rstrip(".:")

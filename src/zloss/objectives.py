@@ -461,11 +461,11 @@ ObjectiveFactory = Callable[[float | None], Objective]
 _FACTORIES: dict[str, ObjectiveFactory] = {
     CrossEntropy.name: lambda coef: CrossEntropy(),
     CenteredHead.name: lambda coef: CenteredHead(),
-    StandardZLoss.name: lambda coef: StandardZLoss(coef),
-    CenteredZLoss.name: lambda coef: CenteredZLoss(coef),
+    StandardZLoss.name: StandardZLoss,
+    CenteredZLoss.name: CenteredZLoss,
     # The paper's convention: λ_μ = λ_rel = λ, c_μ = 0, c_rel = log V.
     FactorizedZLoss.name: lambda coef: FactorizedZLoss(coef, coef),
-    GainAwareZLoss.name: lambda coef: GainAwareZLoss(coef),
+    GainAwareZLoss.name: GainAwareZLoss,
 }
 
 

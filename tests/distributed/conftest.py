@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.commands import DROPOUT, audit_words, commands, train_words
-from tests.distributed.launch import accelerate, launched, rank_of, torchrun
+from tests.distributed.commands import DROPOUT, audit_argv, commands, train_argv
+from tests.distributed.launch import accelerate, rank_of, torchrun
 from tests.train.tiny_run import tiny_config
 
 
@@ -26,7 +26,7 @@ class KilledJob:
     """A job whose rank 1 was killed, once or several times."""
 
     code: int
-    told: str
+    stderr: str
     seen: list[int]
     """What was finished at each kill."""
     seconds: float
@@ -39,10 +39,10 @@ class OnRanks:
 
     codes: dict[str, list[int]]
     """Exit codes of both ranks."""
-    said: dict[str, str]
-    """Standard error of both."""
-    printed: str
-    """Standard output of all commands."""
+    stderr: dict[str, str]
+    """Of both ranks."""
+    stdout: str
+    """Of all commands."""
 
 
 class Once:
@@ -76,14 +76,14 @@ def root(once: Once) -> Path:
 
 @pytest.fixture(scope="session")
 def killed_run(root: Path, once: Once) -> KilledJob:
-    """A training job that may be started anew once: killed at 14 steps, and at 36 after its restart."""
+    """A training job that may be restarted once: killed at 14 steps, and at 36 after its restart."""
     steps = root / "killed" / "centered-0.001-s1" / "steps.jsonl"
 
     def written() -> int:
         return steps.read_text().count("\n") if steps.exists() else 0
 
-    words = train_words(root, *DROPOUT, out="killed", model=True)
-    launch = [*torchrun(2, "--max-restarts=1"), "-m", "zloss", *words]
+    argv = train_argv(root, *DROPOUT, out="killed", model=True)
+    launch = [*torchrun(2, "--max-restarts=1"), "-m", "zloss", *argv]
     found: KilledJob = once("killed run", lambda: _kill(launch, written, [14, 36]))
     return found
 
@@ -92,17 +92,16 @@ def killed_run(root: Path, once: Once) -> KilledJob:
 def killed_audit(root: Path, once: Once) -> KilledJob:
     """An audit whose rank 1 is killed once it has saved a batch."""
     parts = root / "killed-audit" / "audit-parts-1-of-2"
-    words = audit_words(root, out="killed-audit")
-    launch = [*torchrun(2), "-m", "zloss", *words]
+    launch = [*torchrun(2), "-m", "zloss", *audit_argv(root, out="killed-audit")]
     found: KilledJob = once("killed audit", lambda: _kill(launch, lambda: len(list(parts.glob("part-*.npz"))), [1]))
     return found
 
 
-def _kill(words: list[str], finished: Callable[[], int], wanted: list[int]) -> KilledJob:
+def _kill(argv: list[str], finished: Callable[[], int], wanted: list[int]) -> KilledJob:
     """Kill rank 1 whenever as much is finished as wanted."""
     environment = {**os.environ, "ZLOSS_SAVE_EVERY": "0", "ZLOSS_RANK_TIMEOUT": "60"}
     seen, at, began = [], 0.0, time.monotonic()
-    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
         for least in wanted:
             while (now := finished()) < least and job.poll() is None and time.monotonic() - began < 180:
                 time.sleep(0.01)
@@ -111,8 +110,8 @@ def _kill(words: list[str], finished: Callable[[], int], wanted: list[int]) -> K
             os.kill(process, signal.SIGKILL)
             at = time.monotonic()
             seen.append(now)
-        _, told = job.communicate(timeout=180)
-    return KilledJob(job.returncode, told, seen, time.monotonic() - at)
+        _, stderr = job.communicate(timeout=180)
+    return KilledJob(job.returncode, stderr, seen, time.monotonic() - at)
 
 
 @pytest.fixture(scope="session")
@@ -122,12 +121,12 @@ def on_ranks(root: Path, once: Once, killed_run: object, killed_audit: object) -
     return found
 
 
-def _run_all(made: dict[str, list[str]]) -> OnRanks:
-    given = json.dumps(list(made.values()))
-    done = launched(2, "tests.distributed.several_commands", given, launcher=accelerate)
+def _run_all(named: dict[str, list[str]]) -> OnRanks:
+    argv = [*accelerate(2), "-m", "tests.distributed.commands", json.dumps(list(named.values()))]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     codes = json.loads(done.stdout[done.stdout.index("[[") :])
-    # Both ranks announce a command; what they say of it stands between that and the next one.
-    said = [part.partition("\n")[2] for part in done.stderr.split("begin ")[1:]]
-    joined = ["".join(said[2 * place : 2 * place + 2]) for place in range(len(made))]
-    return OnRanks(dict(zip(made, codes, strict=True)), dict(zip(made, joined, strict=True)), done.stdout)
+    # Both ranks announce a command, so what they write about it is between that line and the next one.
+    parts = [part.partition("\n")[2] for part in done.stderr.split("begin ")[1:]]
+    stderr = ["".join(parts[2 * place : 2 * place + 2]) for place in range(len(named))]
+    return OnRanks(dict(zip(named, codes, strict=True)), dict(zip(named, stderr, strict=True)), done.stdout)

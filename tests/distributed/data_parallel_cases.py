@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import zloss
-from tests.distributed.leave import leave
+from tests.distributed.launch import leave
 from tests.distributed.recipe_cases import (
     TOKENS,
     VOCAB,

@@ -1,14 +1,14 @@
-"""Processes that a test launches with torchrun."""
+"""Processes that a test launches with torchrun or accelerate, and how a rank exits."""
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 FSDP2_SUMS = torch.__version__.startswith("2.8.")
 """Whether gradients of `fully_shard` are sums over gloo ranks: torch 2.8 leaves out the division, with any loss."""
@@ -16,7 +16,7 @@ needs_fsdp2_means = pytest.mark.skipif(FSDP2_SUMS, reason="torch 2.8 sums the gr
 
 
 def torchrun(ranks: int, *options: str) -> list[str]:
-    """The words of a launch on this machine."""
+    """The command line of a launch on this machine."""
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *options]
 
 
@@ -26,15 +26,8 @@ def accelerate(ranks: int) -> list[str]:
     return [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", f"--num_processes={ranks}", *fixed]
 
 
-def launched(
-    ranks: int, module: str, *words: str, launcher: Callable[[int], list[str]] = torchrun
-) -> subprocess.CompletedProcess[str]:
-    """A module on several processes, to its end."""
-    return subprocess.run([*launcher(ranks), "-m", module, *words], capture_output=True, text=True, timeout=280)
-
-
 def rank_of(launcher: int, rank: int) -> int | None:
-    """The process of a rank among the children of a launcher."""
+    """The process id of a rank among the children of a launcher."""
     for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
         try:
             settings = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
@@ -43,3 +36,11 @@ def rank_of(launcher: int, rank: int) -> int | None:
         if f"RANK={rank}".encode() in settings:
             return int(child)
     return None
+
+
+def leave() -> None:
+    """Exit together with the other ranks: threads of DDP may outlive their group and then sometimes abort an orderly exit."""
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zloss
-from tests.distributed.leave import leave
+from tests.distributed.launch import leave
 from zloss.errors import InputError
 
 VOCAB, WIDTH, TOKENS, STEPS, MICRO, COEF = 61, 8, 12, 2, 3, 0.1

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import zloss
 from tests.distributed.data_parallel_cases import STEPS, micro_batch
-from tests.distributed.leave import leave
+from tests.distributed.launch import leave
 from tests.distributed.recipe_cases import OBJECTIVE, FirstStage, Model, far, mesh_recipe, worst
 from zloss.optimizer.recorder import Recorder
 from zloss.results.steps import StepRecord

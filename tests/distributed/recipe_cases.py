@@ -1,4 +1,4 @@
-"""The recipes of docs/distributed.md, run as they stand there; each against one process. Run with other cases.
+"""The recipes of docs/distributed.md, run verbatim, each against one process. They run together with the cases of another module.
 
 A recipe is the block behind the comment `<!-- recipe: NAME -->`; the names it reads are given to it here.
 """

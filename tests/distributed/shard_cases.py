@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import zloss
-from tests.distributed.leave import leave
+from tests.distributed.launch import leave
 from zloss.head.sharded import VocabularyShard
 
 OBJECTIVES = {

@@ -23,22 +23,16 @@ def answer() -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def differences(answer: dict[str, Any]) -> dict[str, float]:
-    found: dict[str, float] = answer["training"]
-    return found
-
-
 FSDP2_CASES = [pytest.param(case, marks=needs_fsdp2_means) for case in ("fsdp2, adamw", "fsdp2, sgd")]
 
 
 @pytest.mark.parametrize("case", ["ddp, adamw", "ddp, sgd", *FSDP2_CASES])
-def test_two_ranks_equal_one_process(case: str, differences: dict[str, float]) -> None:
-    assert differences[case] <= 1e-5
+def test_two_ranks_equal_one_process(case: str, answer: dict[str, Any]) -> None:
+    assert answer["training"][case] <= 1e-5
 
 
-def test_a_denominator_that_forgets_the_average_shows(differences: dict[str, float]) -> None:
-    assert differences["forgotten, sgd"] > 1e-2
+def test_a_denominator_that_forgets_the_average_shows(answer: dict[str, Any]) -> None:
+    assert answer["training"]["forgotten, sgd"] > 1e-2
 
 
 def test_router_losses_count_the_decisions_of_all_ranks(answer: dict[str, Any]) -> None:
@@ -76,26 +70,29 @@ def test_the_recipes_of_the_page_equal_one_process(answer: dict[str, Any]) -> No
     assert {name: value for name, value in found.items() if not value <= 1e-5} == {}
 
 
-def test_counts_of_one_process() -> None:
-    targets = [torch.tensor([1, -100, 2]), torch.tensor([[-100, 3]])]
-    assert float(zloss.global_normalizer(targets)) == 3
-    assert float(zloss.global_normalizer(targets[0])) == 2
-    assert float(zloss.global_normalizer(7, gradients=2)) == 3.5
-    assert float(zloss.global_normalizer(torch.tensor([0, 5]), ignore_index=0)) == 1
+COUNTS = {
+    "targets of micro-batches": ([torch.tensor([1, -100, 2]), torch.tensor([[-100, 3]])], {}, 3),
+    "targets": (torch.tensor([1, -100, 2]), {}, 2),
+    "a number": (7, {"gradients": 2}, 3.5),
+    "another ignore_index": (torch.tensor([0, 5]), {"ignore_index": 0}, 1),
+    # `(labels != -100).sum()` was taken for one target: N was 1.
+    "a count in a tensor": (torch.tensor(500), {}, 500),
+    "a count in a float tensor": (torch.tensor(500.0), {}, 500),
+    "counts in tensors": ([torch.tensor(200), torch.tensor(300)], {}, 500),
+    "no valid token: divides by one": (torch.tensor([-100, -100]), {}, 1),
+    # They were compared with ignore_index modulo their range.
+    "small unsigned targets": (torch.tensor([156, 3], dtype=torch.uint8), {}, 2),
+}
 
 
-@pytest.mark.parametrize("count", [torch.tensor(500), torch.tensor(500.0), [torch.tensor(200), torch.tensor(300)]])
-def test_a_count_may_be_a_tensor(count: Any) -> None:
-    """`(labels != -100).sum()` was taken for one target: N was 1."""
-    assert float(zloss.global_normalizer(count)) == 500
-
-
-def test_a_step_without_a_valid_token_divides_by_one() -> None:
-    assert float(zloss.global_normalizer(torch.tensor([-100, -100]))) == 1
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_of_one_process(name: str) -> None:
+    tokens, options, count = COUNTS[name]
+    assert float(zloss.global_normalizer(tokens, **options)) == count
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"tokens": -1}, "count ≥ 0"),
         ({"tokens": torch.tensor(-1)}, "count ≥ 0"),
@@ -104,8 +101,8 @@ def test_a_step_without_a_valid_token_divides_by_one() -> None:
         ({"tokens": 4, "gradients": 0}, "divisor ≥ 1"),
     ],
 )
-def test_bad_arguments_are_named(arguments: dict[str, object], told: str) -> None:
-    with pytest.raises(zloss.errors.InputError, match=told):
+def test_bad_arguments_are_named(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(zloss.errors.InputError, match=message):
         zloss.global_normalizer(**arguments)  # type: ignore[arg-type]
 
 
@@ -113,11 +110,11 @@ def test_bad_arguments_are_named(arguments: dict[str, object], told: str) -> Non
 def test_targets_that_the_loss_refuses_were_counted(ignored: int) -> None:
     """nanoGPT marks ignored tokens with -1: without `ignore_index=-1` they were counted, and the mean was too small."""
     target, hidden, weight = torch.tensor([3, ignored, 5, ignored]), torch.randn(4, 2), torch.randn(7, 2)
-    said = rf"holds the index {ignored}, but .* or pass ignore_index={ignored}\."
+    message = rf"holds the index {ignored}, but .* or pass ignore_index={ignored}\."
     for tokens in (target, [target[:1], target[1:]]):
-        with pytest.raises(zloss.errors.TargetRangeError, match=said):
+        with pytest.raises(zloss.errors.TargetRangeError, match=message):
             zloss.global_normalizer(tokens)
-    with pytest.raises(zloss.errors.TargetRangeError, match=said):
+    with pytest.raises(zloss.errors.TargetRangeError, match=message):
         zloss.head_loss(hidden, weight, target, zloss.CrossEntropy())
     assert float(zloss.global_normalizer(target, ignore_index=ignored)) == 2
 
@@ -126,7 +123,3 @@ def test_a_mask_is_not_taken_for_targets() -> None:
     """All its entries were counted, False ones too."""
     with pytest.raises(zloss.errors.DtypeError, match=r"torch\.bool"):
         zloss.global_normalizer(torch.tensor([True, False]))
-
-
-def test_small_unsigned_targets_are_not_compared_modulo_their_range() -> None:
-    assert float(zloss.global_normalizer(torch.tensor([156, 3], dtype=torch.uint8))) == 2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.commands import DROPOUT, MOE, SCRATCH, train_words
+from tests.distributed.commands import DROPOUT, MOE, SCRATCH, differing, entries, train_argv
 from tests.distributed.conftest import KilledJob, OnRanks
 from tests.train.tiny_run import tiny_config
 from zloss.cli.main import main
@@ -22,31 +22,10 @@ from zloss.train.start import prepare_start
 pytestmark = pytest.mark.timeout(900)  # the launches that these tests share count for the first of them
 
 
-def numbers(value: Any, path: str = "") -> dict[str, Any]:
-    """Every entry of a file by its place, without the time a step took."""
-    if isinstance(value, dict):
-        kept = {key: inner for key, inner in value.items() if key != "seconds"}
-        return {name: n for key, inner in kept.items() for name, n in numbers(inner, f"{path}.{key}").items()}
-    if isinstance(value, list):
-        return {name: n for i, inner in enumerate(value) for name, n in numbers(inner, f"{path}[{i}]").items()}
-    return {path: value}
-
-
 def outcome(folder: Path) -> dict[str, Any]:
+    """Every entry of the files of a run, without the time a step took."""
     steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
-    return numbers({"metrics": json.loads((folder / "metrics.json").read_text()), "steps": steps})
-
-
-def differing(got: dict[str, Any], want: dict[str, Any], rel: float) -> dict[str, Any]:
-    assert got.keys() == want.keys()
-    far = {}
-    for name, value in want.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        # Differences of losses and gradients of nearly equal size: their own rounding is that of the larger numbers.
-        close = pytest.approx(value, rel=rel, abs=rel) if number else value
-        if got[name] != close:
-            far[name] = (got[name], value)
-    return far
+    return entries({"metrics": json.loads((folder / "metrics.json").read_text()), "steps": steps}, without=("seconds",))
 
 
 @pytest.mark.parametrize(
@@ -61,8 +40,8 @@ def differing(got: dict[str, Any], want: dict[str, Any], rel: float) -> dict[str
 def test_two_ranks_train_as_one_process(
     case: str, options: list[str], folder: str, runs: list[str], passes: int | None, root: Path, on_ranks: OnRanks
 ) -> None:
-    assert on_ranks.codes[case] == [0, 0], on_ranks.said[case]
-    assert main(train_words(root, *options, out=f"alone-{folder}", model=case == "whole run")) == 0
+    assert on_ranks.codes[case] == [0, 0], on_ranks.stderr[case]
+    assert main(train_argv(root, *options, out=f"alone-{folder}", model=case == "whole run")) == 0
     for run in runs:
         want, got = outcome(root / f"alone-{folder}" / run), outcome(root / folder / run)
         if passes is not None:  # a micro-batch that lies on two ranks is two passes
@@ -78,15 +57,15 @@ def test_two_ranks_train_as_one_process(
 def test_a_killed_rank_ends_the_job_with_a_sentence(killed_run: KilledJob) -> None:
     assert killed_run.code != 0
     assert killed_run.seconds < 60
-    assert "zloss train: rank 0 of 2" in killed_run.told
-    assert "the same command resumes from there" in killed_run.told
-    assert "Traceback" not in killed_run.told.partition("torch/distributed/elastic")[0]
-    # The first kill was survived: the launcher started both ranks anew, and they went on from the last checkpoint.
+    assert "zloss train: rank 0 of 2" in killed_run.stderr
+    assert "the same command resumes from there" in killed_run.stderr
+    assert "Traceback" not in killed_run.stderr.partition("torch/distributed/elastic")[0]
+    # The job survived the first kill: the launcher restarted both ranks, and they resumed from the last checkpoint.
     first, second = killed_run.seen
     assert 14 <= first < 36 <= second < 80
 
 
-def test_a_killed_run_goes_on_as_if_uninterrupted(root: Path, on_ranks: OnRanks) -> None:
+def test_a_killed_run_resumes_as_if_uninterrupted(root: Path, on_ranks: OnRanks) -> None:
     assert on_ranks.codes["killed run"] == [0, 0]
     resumed, whole = root / "killed" / "centered-0.001-s1", root / "whole" / "centered-0.001-s1"
     assert outcome(resumed) == outcome(whole)
@@ -94,18 +73,18 @@ def test_a_killed_run_goes_on_as_if_uninterrupted(root: Path, on_ranks: OnRanks)
     assert not (resumed / "checkpoints").exists()
 
 
-def test_one_rank_speaks(root: Path, on_ranks: OnRanks) -> None:
+def test_one_rank_prints(root: Path, on_ranks: OnRanks) -> None:
     assert on_ranks.codes["finished run"] == [0, 0]
-    assert on_ranks.printed.count("centered-0.001-s1: finished before, skipped") == 1
-    assert on_ranks.printed.count("compare them with") == 1
-    for case, told in {
+    assert on_ranks.stdout.count("centered-0.001-s1: finished before, skipped") == 1
+    assert on_ranks.stdout.count("compare them with") == 1
+    for case, reason in {
         "dropout refused": "dropout",
         "experts refused": "load-balancing",
         "few blocks": "give every process a block",
     }.items():
         assert on_ranks.codes[case] == [2, 2]
-        assert on_ranks.said[case].count(told) == 1
-    assert "--accumulate" in on_ranks.said["dropout refused"]
+        assert on_ranks.stderr[case].count(reason) == 1
+    assert "--accumulate" in on_ranks.stderr["dropout refused"]
     assert not list((root / "refused").rglob("steps.jsonl"))
 
 

@@ -50,12 +50,12 @@ def test_what_a_chunk_moves(found: dict[str, Any]) -> None:
 
 
 def test_what_ranks_disagree_on_is_named(found: dict[str, Any]) -> None:
-    told = found["refusals"]
-    assert "different values in `target`" in told["targets"]
-    assert "different options" in told["options"]
-    assert "requires_grad" in told["gradients"]
-    assert "backend='dense'" in told["dense"]
-    assert "Shard(0)" in told["columns"]
-    assert "leave `group` out" in told["both"]
-    assert float(told["replicated"]) > 0
-    assert told["tensor"] == told["number"]  # tensor coefficients once counted as different options
+    refused = found["refusals"]
+    assert "different values in `target`" in refused["targets"]
+    assert "different options" in refused["options"]
+    assert "requires_grad" in refused["gradients"]
+    assert "backend='dense'" in refused["dense"]
+    assert "Shard(0)" in refused["columns"]
+    assert "leave `group` out" in refused["both"]
+    assert float(refused["replicated"]) > 0
+    assert refused["tensor"] == refused["number"]  # tensor coefficients once counted as different options

@@ -107,7 +107,7 @@ def test_a_tied_head_is_recognized_by_its_embedding_whatever_kind_of_module_that
 
 
 def test_without_a_model_other_references_to_the_weight_do_not_matter() -> None:
-    """Referrers of the weight were once searched in all of memory; a list or a dictionary is no tie."""
+    """Referrers of the weight were once searched in all of memory; a list or a dictionary is not a tie."""
     linear = nn.Linear(8, 29, bias=False)
     holders = [{"weight": linear.weight}, [linear.weight], nn.ParameterList([linear.weight])]
     zloss.center_head_(linear)

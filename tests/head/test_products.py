@@ -212,7 +212,7 @@ def test_auto_on_the_cpu_is_fp32_bit_for_bit() -> None:
 
 
 def test_heads_of_any_size_and_spread_keep_their_digits() -> None:
-    """E W takes an fp16 copy of a bf16 head in units of its own: tiny, huge and uneven heads are as exact as others."""
+    """E W takes an fp16 copy of a bf16 head, scaled by its largest entry: tiny, huge and uneven heads are as exact as others."""
     hidden, weight, target = tensors(1.0)
     spread = weight.double() * torch.logspace(-6, 0, len(weight), dtype=torch.float64).unsqueeze(1)
     for head, factor in ((weight * 2.0**-30, 2.0**30), (weight * 2.0**20, 2.0**-20), (spread.to(BF16), 1.0)):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import zloss
-from tests.distributed.leave import leave
+from tests.distributed.launch import leave
 from tests.docs.pages import DOCS, blocks_of
 from tests.forked import forked_ranks
 from tests.integrations.megatron_router_cases import ON_ONE, ON_TWO, router_audit, router_scales

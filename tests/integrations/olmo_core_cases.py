@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.distributed.leave import leave
+from tests.distributed.launch import leave
 
 VOCAB, LENGTH, BATCH, STEPS, COEF, LR = 64, 8, 8, 4, 0.1, 0.01
 """BATCH sequences per step over all ranks, in micro-batches of two."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.distributed.leave import leave
+from tests.distributed.launch import leave
 from tests.forked import forked_ranks
 
 

@@ -47,7 +47,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
 
 import zloss
-from tests.distributed.leave import leave
+from tests.distributed.launch import leave
 from zloss.integrations.torchtitan import FusedZLoss, ZLoss, ZLossMetrics
 
 VOCAB, WIDTH, SEQUENCES, LENGTH, STEPS, COEF = 61, 16, 2, 8, 4, 0.1

@@ -1,4 +1,4 @@
-"""The straight definitions, written again from the paper in fp64 autograd: the oracle of every law.
+"""The definitions, written again from the paper in fp64 autograd: the oracle of every property test.
 
 Nothing here is imported from the package but the objective classes, whose coefficients are read, not used.
 """
@@ -23,7 +23,7 @@ OBJECTIVES: dict[str, zloss.Objective] = {
     "factorized": zloss.FactorizedZLoss(0.5, 0.9, shift_target=0.4, relative_target=2.0),
     "gain-aware": zloss.GainAwareZLoss(0.7, beta=0.3),
 }
-# A new objective fails the laws until its formula is in `penalty`, written again from its equation.
+# A new objective fails the property tests until its formula is in `penalty`, written again from its equation.
 # An objective without a case above is tried at two targets: at c = log V few tokens lie below c.
 OBJECTIVES |= {
     f"{name} c={target}": zloss.make_objective(name, 0.7, target=target)

@@ -1,4 +1,4 @@
-"""One filled record of every result file, for the laws over them."""
+"""One filled record of every result file, for the property tests over them."""
 
 from __future__ import annotations
 

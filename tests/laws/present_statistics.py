@@ -1,4 +1,4 @@
-"""The law of the statistics plan: which statistics a loss returns, the same for every backend, with the same values."""
+"""Which statistics a loss returns, by the documented rule: the same for every backend, with the same values."""
 
 from __future__ import annotations
 

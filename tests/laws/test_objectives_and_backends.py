@@ -1,4 +1,4 @@
-"""One law for all objectives and backends: loss, parts, gradients and statistics equal the fp64 definition."""
+"""One property for all objectives and backends: loss, parts, gradients and statistics equal the fp64 definition."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _mutate_source(case: Case, sign: float) -> Case:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
-def test_the_law_fails_on_a_mutation(mutation: str) -> None:
+def test_the_comparison_fails_on_a_mutation(mutation: str) -> None:
     """The oracle can fail: each deliberate mistake breaks at least one quantity by far more than the tolerance."""
     case = make_case(OBJECTIVES["centered"], with_bias=True, with_ignored=True)
     with pytest.raises(AssertionError):

@@ -182,9 +182,9 @@ def test_tied_embedding_decomposition(g: torch.Generator) -> None:
     tied = table.clone().requires_grad_()
     copy_in, copy_out = (table.clone().requires_grad_() for _ in range(2))
     together = grad(loss(tied, tied), tied)
-    apart = torch.autograd.grad(loss(copy_in, copy_out), (copy_in, copy_out))
-    assert relative_error(together, apart[0] + apart[1]) < TOL
-    assert min(float(part.norm()) for part in apart) > 1e-3
+    untied = torch.autograd.grad(loss(copy_in, copy_out), (copy_in, copy_out))
+    assert relative_error(together, untied[0] + untied[1]) < TOL
+    assert min(float(part.norm()) for part in untied) > 1e-3
 
 
 def test_expansion_behind_the_factorized_objective(g: torch.Generator) -> None:

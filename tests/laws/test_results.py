@@ -1,4 +1,4 @@
-"""Laws of every result file: it reads back as it was written, and a damaged one is refused by the name of its key."""
+"""Properties of every result file: it reads back as it was written, and a damaged one is refused by the name of its key."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_record_reads_back_as_it_was_written(schema: str, tmp_path: Path) -> N
     again = read_record(tmp_path / "result.json", type(record))
     assert again.to_dict() == record.to_dict()
     assert plain(schema)["schema"] == schema
-    # Nonfinite numbers apart, which the example has none of, the record itself is the same; an audit adds its reasons.
+    # The example has no nonfinite numbers, so the record itself is the same; an audit adds its reasons.
     if schema != "zloss.audit/1":
         assert again == record
 
@@ -185,6 +185,6 @@ def unexplained(tree: ast.Module) -> Iterator[str]:
         for node, after in zip(record.body, [*record.body[1:], None], strict=True):
             if not isinstance(node, ast.AnnAssign) or "ClassVar" in ast.unparse(node.annotation):
                 continue
-            said = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            if not said:
+            explained = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            if not explained:
                 yield f"{record.name}.{ast.unparse(node.target)}"

@@ -1,4 +1,4 @@
-"""Laws of the files of a run, on files that real runs have written.
+"""Properties of the files of a run, on files that real runs have written.
 
 What is read is written again unchanged. A file that lacks a key, or has a value of another type there, is refused by the name
 of that key; a damaged line of steps.jsonl also by its number.
@@ -6,7 +6,9 @@ of that key; a damaged line of steps.jsonl also by its number.
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -59,12 +61,15 @@ def places(data: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[s
             yield from places(value, (*path, key))
 
 
+def at(data: dict[str, Any], path: tuple[str, ...]) -> Any:
+    """What the file has at `path`."""
+    return functools.reduce(operator.getitem, path, data)
+
+
 def with_change(data: dict[str, Any], path: tuple[str, ...], **value: Any) -> dict[str, Any]:
     """A copy with the key at `path` taken out, or set to `value`."""
     copy = json.loads(json.dumps(data))
-    holder = copy
-    for part in path[:-1]:
-        holder = holder[part]
+    holder = at(copy, path[:-1])
     del holder[path[-1]]
     if value:
         holder[path[-1]] = value["value"]
@@ -135,11 +140,8 @@ def test_a_missing_key_of_metrics_is_named(folders: dict[str, Path], kind: str) 
 def test_an_ill_typed_key_of_metrics_is_named(folders: dict[str, Path], kind: str) -> None:
     data = parsed(folders[kind])
     for path in places(data):
-        holder: Any = data
-        for part in path:
-            holder = holder[part]
         with pytest.raises(InputError, match=re.escape(path[-1])):
-            RunMetrics.from_dict(with_change(data, path, value=other_type(holder)))
+            RunMetrics.from_dict(with_change(data, path, value=other_type(at(data, path))))
 
 
 def test_keys_of_a_newer_version_are_kept(folders: dict[str, Path]) -> None:
@@ -171,10 +173,7 @@ def test_a_damaged_step_is_named_by_line_and_key(folders: dict[str, Path], tmp_p
     lines = (folders[kind] / "steps.jsonl").read_text(encoding="utf-8").splitlines()
     line = json.loads(lines[1])
     for path in places(line):
-        holder: Any = line
-        for part in path:
-            holder = holder[part]
-        damaged = [with_change(line, path, value=other_type(holder))]
+        damaged = [with_change(line, path, value=other_type(at(line, path)))]
         if path[0] != "telemetry" or len(path) == 1:  # its keys depend on the model
             damaged.append(with_change(line, path))
         for change in damaged:

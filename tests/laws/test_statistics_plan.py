@@ -38,7 +38,7 @@ MUTATIONS = {
     # A loss of logits has no residual of the mean.
     [(loss, name) for loss in ("head", "logits") for name in MUTATIONS if (loss, name) != ("logits", "no residual")],
 )
-def test_the_law_fails_where_one_loss_has_a_rule_of_its_own(
+def test_the_check_fails_if_one_loss_follows_another_rule(
     loss: str, mutation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def plan(*args, **known):  # type: ignore[no-untyped-def]
@@ -50,7 +50,7 @@ def test_the_law_fails_where_one_loss_has_a_rule_of_its_own(
 
 
 @pytest.mark.parametrize("loss", ["head", "logits"])
-def test_the_law_fails_where_one_backend_differs(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_fails_if_one_backend_differs(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gain that is off by 1e-6 in one backend is seen, in either loss."""
     right = chunked.chunk_stats
 

@@ -114,7 +114,7 @@ def test_every_endpoint_equals_its_definition(clip: str) -> None:
     assert 0 < wanted["clip_rate"] <= 1
     for name, value in wanted.items():
         assert found[name] == pytest.approx(value, rel=RELATIVE, abs=1e-12), name
-    # The oracle tells a wrong convention apart: ε inside the root, or θ before instead of after the step.
+    # The oracle detects a wrong convention: θ before instead of after the step.
     mutated = copy.deepcopy(saved)
     for record in mutated:
         record["theta_after"] = record["theta"]

@@ -99,10 +99,10 @@ def test_bad_counts_are_refused(change: dict[str, object]) -> None:
 
 def test_more_labelled_tokens_than_tokens_were_accepted() -> None:
     counts = {"layers": 4, "top_k": 2, "valid_tokens": 200}
-    said = r"`valid_tokens` is expected to be at most `tokens`, 100, but got 200"
-    with pytest.raises(InputError, match=said):
+    message = r"`valid_tokens` is expected to be at most `tokens`, 100, but got 200"
+    with pytest.raises(InputError, match=message):
         zloss.router_scale("olmo_core", coef=1e-3, tokens=100, **counts)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         zloss.match_coefficient(1e-3, "olmo_core", "megatron", tokens=100, **counts)
     assert zloss.router_scale("olmo_core", coef=1e-3, tokens=200, **counts).relative == 1.0
 

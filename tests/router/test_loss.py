@@ -28,7 +28,7 @@ def logits(seed: int = 0, *, shape: tuple[int, ...] = (L, T, E), dtype: torch.dt
 
 
 literal_case = partial(Case, model_layers=6, encoder_layers=1, labelled=17, micro_batches=3)
-"""The same context, in the words of a literal reduction."""
+"""The same context, as a literal reduction takes it."""
 
 
 def found(r: Any, **options: Any) -> tuple[RouterLoss, Tensor]:
@@ -304,7 +304,7 @@ def test_upstream_gradient_scales_the_source_and_statistics_carry_no_graph() -> 
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "words"),
+    ("change", "error", "message"),
     [
         ({"top_k": E + 1}, InputError, "at most the number of experts, E = 8"),
         ({"top_k": 0}, InputError, "`top_k` is expected to be an integer ≥ 1, but got 0"),
@@ -330,11 +330,11 @@ def test_upstream_gradient_scales_the_source_and_statistics_carry_no_graph() -> 
         ({"convention": "olmo_core", "context": RouterContext(model_layers=2)}, InputError, "`model_layers`"),
     ],
 )
-def test_bad_input_is_explained(change: dict[str, object], error: type[Exception], words: str) -> None:
+def test_bad_input_is_explained(change: dict[str, object], error: type[Exception], message: str) -> None:
     arguments = {"router_logits": logits(), "coef": 1e-3, "convention": "token_layer_mean", "top_k": 2, **change}
     with pytest.raises(error) as caught:
         zloss.router_loss(arguments.pop("router_logits"), **arguments)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_context_counts_are_checked() -> None:

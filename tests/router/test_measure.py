@@ -140,7 +140,7 @@ def test_dropout_cancels_under_one_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "negative", "words"),
+    ("weights", "negative", "message"),
     [
         ((1.0, 0.0, 2.0, 5.0), (), "explains"),
         ((1.0, 1.0, -0.5, 0.0), (2,), "the scale of layer 2 is negative"),
@@ -148,13 +148,13 @@ def test_dropout_cancels_under_one_seed() -> None:
     ],
 )
 def test_the_weight_of_each_layer_is_resolved_and_a_negative_one_got_no_warning(
-    weights: tuple[float, ...], negative: tuple[int, ...], words: str
+    weights: tuple[float, ...], negative: tuple[int, ...], message: str
 ) -> None:
     found = measured(TinyMoe(), layer_sum(lambda r: violation(r, 0.0).mean(), weights))
     assert found.verdict == "explained"
     assert found.relative_per_layer == pytest.approx([L * weight for weight in weights], rel=1e-6, abs=1e-9)
     assert found.negative_layers == negative
-    assert words in found.sentence
+    assert message in found.sentence
     assert ("Warning" in found.sentence) == bool(negative)
 
 

@@ -176,7 +176,7 @@ def print_scalars_of_both() -> None:
     dist.init_process_group("gloo")
     seeds = {1: 300} if dist.get_rank() == 0 else {2: 170}
     found = window_of(seeds, across=True).both()
-    # Each rank in a group of its own, as ranks that hold the same tokens are.
+    # A separate group for each rank, as for ranks that hold the same tokens.
     groups = [dist.new_group([rank]) for rank in range(2)]
     found += window_of(seeds, across=True, group=groups[dist.get_rank()]).both()
     if dist.get_rank() == 0:
@@ -185,7 +185,7 @@ def print_scalars_of_both() -> None:
 
 
 def test_two_processes_give_the_numbers_of_one() -> None:
-    every_token, own_group = window_of({1: 300, 2: 170}).both(), window_of({1: 300}).both()
+    every_token, separate = window_of({1: 300, 2: 170}).both(), window_of({1: 300}).both()
     found = json.loads(forked_ranks(2, print_scalars_of_both))
-    for got, wanted in zip(found, every_token + own_group, strict=True):
+    for got, wanted in zip(found, every_token + separate, strict=True):
         assert got == pytest.approx(wanted, rel=1e-9)

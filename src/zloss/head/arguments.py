@@ -411,7 +411,7 @@ def prepare_targets(
     If N = 0 (all tokens ignored, weights that sum to 0, or a normalizer of 0) every weight is 0 instead of 0/0: the loss is
     0 and all gradients are zeros. Values computed at an ignored token stay out of the loss (`Targets.weighted`) and of the
     coefficients (`TokenLoss.exp_coefficients`); nonfinite ones are replaced by 0 in the hidden states (`prepare_head`) and in E
-    (`TorchRows.statistics`). The head itself has to be finite. There is no early exit: gradients are zero tensors, not None.
+    (`TorchRows.statistics`). The head itself must be finite. There is no early exit: gradients are zero tensors, not None.
     """
     if target.is_floating_point() and target.dim() == len(leading) + 1:
         raise DtypeError(

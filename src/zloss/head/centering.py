@@ -21,11 +21,11 @@ def center_head_(
 ) -> nn.Linear:
     """Write W − 1w̄ (and b − b̄) into an untied head: μ becomes 0, softmax and CE do not change (paper eq:centered_head).
 
-    Pass `model`, the model that holds the head, or its input embedding (module or table): a head whose weight another
-    module of it holds is tied and is rejected, because writing would also change every input embedding. Without `model`
-    only the `nn.Linear` itself is seen, and it cannot tell which modules share its weight: leave `model` out only for a head
-    that is known to be untied. Rows from `valid_vocab` on are padding: they are not part of the mean, but it is
-    subtracted from them too, so that a softmax over all rows does not change either.
+    Pass `model`, the model that holds the head, or its input embedding (module or table). If another module shares the
+    weight of the head, the head is tied and is rejected, because writing to it would also change every input embedding.
+    Without `model` a tie cannot be detected, so leave it out only for a head that is known to be untied. Rows from
+    `valid_vocab` on are padding: they are not part of the mean, but it is subtracted from them too, so that a softmax over
+    all rows does not change either.
 
     >>> import zloss
     >>> head = zloss.center_head_(nn.Linear(8, 11))
@@ -49,7 +49,7 @@ def shift_head_(
     """Add one vector [D] to every row of an untied head: cross-entropy does not change, μ moves by shift·u. A controlled probe.
 
     `model` is as for `center_head_`: with it a tied head is rejected, without it a tie is not detected. Padding rows
-    move with the others, so that a softmax over all rows is unchanged too; `valid_vocab` is checked and changes nothing.
+    are shifted too, so that a softmax over all rows is unchanged; `valid_vocab` is only checked.
 
     >>> import zloss
     >>> head = zloss.shift_head_(nn.Linear(8, 11), torch.ones(8))

@@ -51,7 +51,7 @@ from zloss.tensors import without_autocast
 def chunked_loss(problem: HeadProblem | LogitsProblem, work: RowWork | None = None) -> LossParts:
     """The loss in chunks, with gradient to hidden states, weight and bias, or to the logits, which are never overwritten.
 
-    `work` is by default that of PyTorch.
+    `work` defaults to `TorchRows`.
     """
     operands, weight_T = problem.operands, problem.targets.weight_T
     if torch.compiler.is_compiling():

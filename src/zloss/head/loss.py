@@ -99,7 +99,7 @@ def head_loss(
     - `ignore_index`: the target of tokens that do not count
     - `reduction`: "mean", "sum", or "none" for w_t·ℓ_t in the shape of `target`
     - `valid_vocab`: rows of the head from there on are padding, outside log Z, the mean logit μ and w̄, the mean row of
-      the head; None: there is no padding
+      the head; None: no padding
     - `logit_scale`, `softcap`, `label_smoothing`: s, cap in cap·tanh(z/cap), and ε of (1 − ε)·onehot(y) + ε/V
     - `statistics`: "full", or "light" to skip what the loss itself does not need
     - `backend`: "auto" (Triton on a GPU, "chunked" elsewhere), "chunked", "triton", or "dense", the slow reference

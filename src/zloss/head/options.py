@@ -191,8 +191,7 @@ def check_vocab(valid_vocab: int | None, rows: int) -> int:
         raise ShapeError("the vocabulary is empty: `weight` or `logits` has V = 0.")
     if valid_vocab is None:
         return rows
-    if isinstance(valid_vocab, bool) or not isinstance(valid_vocab, int):
-        raise InputError(f"`valid_vocab` is expected to be a whole number of rows, but got {valid_vocab!r}.")
+    _NUMBERS["valid_vocab"].check("valid_vocab", valid_vocab)
     if not 1 <= valid_vocab <= rows:
         raise InputError(
             f"`valid_vocab` is expected to lie in 1..{rows} (the rows of the head), but got {valid_vocab!r}."

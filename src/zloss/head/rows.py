@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from zloss.head.products import ProductPlan, applied_exp, fp32_plan, product_exp
+from zloss.head.products import ProductPlan, applied_exp, product_exp
 from zloss.objectives import Coefficients
 from zloss.statistics import StatisticsPlan, TokenStats
 from zloss.tensors import may_read
@@ -87,9 +87,8 @@ class TorchRows:
     The buffer of logits is overwritten by E, which serves the statistics, E W / S = Wᵀp and dW alike.
     """
 
-    def __init__(self, softcap: float | None, *, plan: ProductPlan | None = None, keep_slope: bool = False) -> None:
-        self._softcap = softcap
-        self.plan = fp32_plan() if plan is None else plan
+    def __init__(self, softcap: float | None, *, plan: ProductPlan, keep_slope: bool = False) -> None:
+        self._softcap, self.plan = softcap, plan
         self._keep_slope = keep_slope and softcap is not None
         self.buffers = 1 + (softcap is not None) + self._keep_slope
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, check_mean, check_rows
 from zloss.head.chunked import chunked_loss, refuse_double_backward
 from zloss.head.options import Products, chunk_bounds
-from zloss.head.products import HeadProducts, ProductPlan, applied_exp, fp32_plan, plan_products
+from zloss.head.products import HeadProducts, ProductPlan, applied_exp, plan_products
 from zloss.head.rows import RowNeeds, RowPass, RowSums, chunk_stats, empty_rows, has_exp, row_argmax, softcapped
 from zloss.head.triton_kernels import INTERPRETED, row_exp_kernel, row_source_kernel, row_statistics_kernel
 from zloss.objectives import Coefficients, token_loss
@@ -104,9 +104,8 @@ class TritonRows:
     A source is formed from the logits: it needs `keep_logits`, and with it a second buffer where E is fp32.
     """
 
-    def __init__(self, softcap: float | None, *, plan: ProductPlan | None = None, keep_logits: bool) -> None:
-        self._softcap, self._keep = softcap, keep_logits
-        self.plan = fp32_plan() if plan is None else plan
+    def __init__(self, softcap: float | None, *, plan: ProductPlan, keep_logits: bool) -> None:
+        self._softcap, self.plan, self._keep = softcap, plan, keep_logits
         self.buffers = 2 if keep_logits and not self.plan.narrow else 1
 
     def statistics(self, buffers_BCV: Tensor, narrow_CV: Tensor | None, index_C: Tensor, needs: RowNeeds) -> RowPass:

@@ -20,7 +20,7 @@ from zloss.errors import MissingDependencyError, UnsupportedModelError
 from zloss.head.loss import HeadLossOutput, head_loss
 from zloss.objectives import CrossEntropy, make_objective
 from zloss.telemetry.trackers import for_trackers
-from zloss.telemetry.window import MicroBatch, StepWindow, micro_batch
+from zloss.telemetry.window import StepWindow, TokenTotals, micro_batch
 
 LEAST_NEMO = "0.7"
 try:
@@ -52,7 +52,7 @@ class ZLossCrossEntropy(LinearCrossEntropy):  # type: ignore[misc]
         self.ignore_index, self.logit_softcapping = ignore_index, logit_softcapping
         self.main = True
         self.last: HeadLossOutput | None = None
-        self.observers: list[Callable[[MicroBatch], None]] = []
+        self.observers: list[Callable[[TokenTotals], None]] = []
 
     def forward(
         self,

@@ -20,7 +20,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from zloss.cache import cache_root
 from zloss.errors import CheckpointError, InputError, MissingDependencyError, OutputError, first_line
 from zloss.models.checkpoint import check_loaded
 from zloss.results.folder import whole_folder
@@ -57,16 +56,23 @@ def converted_gguf(file: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def _cache_folder(name: str) -> Path | None:
-    """The folder of a conversion in the cache; None if the cache cannot be written."""
+    """The folder of a conversion in the cache; None if there is no cache or it cannot be written."""
     try:
-        folder = cache_root() / "gguf" / name
+        folder = _cache_root() / "gguf" / name
         folder.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(folder.parent, os.W_OK):
             return folder if folder.is_dir() else None
         remove_abandoned(folder.parent)
-    except OSError:
+    except (OSError, RuntimeError):  # `Path.home` raises a RuntimeError for a user without a home folder
         return None
     return folder
+
+
+def _cache_root() -> Path:
+    """$ZLOSS_CACHE, else zloss/ in $XDG_CACHE_HOME or ~/.cache."""
+    if configured := os.environ.get("ZLOSS_CACHE"):
+        return Path(configured)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zloss"
 
 
 def _convert_into(folder: Path, file: Path) -> dict[str, Any] | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -104,21 +103,8 @@ STATIC_SCALES = (256, 1024, 4096, 16384, 65536)
 """The scales the paper audits."""
 
 
-@dataclass(frozen=True)
-class Fp16Margin:
-    """Loss-scale headroom over audited batches."""
-
-    kappa_max: tuple[float, ...]
-    """Largest safe static scale of every batch; 0 for a nonfinite gradient, inf for a zero gradient."""
-    kappa_min: float
-    psi: dict[int, float]
-    """Ψ_κ by static scale κ: the fraction of batches whose scaled gradient leaves the fp16 range."""
-    nonfinite: int
-    """Batches whose gradient holds NaN or Inf."""
-
-
 def max_safe_scale(grad_inf: float) -> float:
-    """κ_max = M_16 / ‖g‖_∞; 0 for a nonfinite gradient, inf for a zero gradient.
+    """κ_max = M_16 / ‖g‖_∞, the largest safe static scale; 0 for a nonfinite gradient, inf for a zero gradient.
 
     >>> max_safe_scale(5.77), max_safe_scale(float("nan"))
     (11352.51..., 0.0)
@@ -133,10 +119,12 @@ def overflows(grad_inf: float, scale: float) -> bool:
     return not math.isfinite(grad_inf) or scale * grad_inf > FP16_MAX
 
 
-def fp16_margin(grad_infs: Sequence[float], scales: Sequence[int] = STATIC_SCALES) -> Fp16Margin:
-    """The margin over batches, from the ‖g‖_∞ of the gradient of each."""
+def fp16_margin(grad_infs: Sequence[float], scales: Sequence[int]) -> tuple[float, dict[str, float]]:
+    """(κ_min, Ψ_κ by `psi_κ`) over batches, from the ‖g‖_∞ of the gradient of each.
+
+    κ_min is the smallest κ_max; Ψ_κ is the fraction of batches whose gradient, scaled by κ, leaves the fp16 range.
+    """
     if not grad_infs:
         raise InputError("an fp16 margin needs the gradient of at least one batch, but got none.")
-    kappa = tuple(max_safe_scale(value) for value in grad_infs)
-    psi = {scale: sum(overflows(value, scale) for value in grad_infs) / len(grad_infs) for scale in scales}
-    return Fp16Margin(kappa, min(kappa), psi, sum(not math.isfinite(value) for value in grad_infs))
+    psi = {f"psi_{scale}": sum(overflows(value, scale) for value in grad_infs) / len(grad_infs) for scale in scales}
+    return min(map(max_safe_scale, grad_infs)), psi

@@ -327,7 +327,7 @@ def read_adam(optimizer: StatefulOptimizer, group: ProcessGroup | None, share: C
     return joined(gathered(local, group), "∞2∞2∞")
 
 
-def first_direction(grad: Tensor, *, epsilon: float = EPSILON) -> Tensor:
+def first_direction(grad: Tensor) -> Tensor:
     """g / (|g| + ε): Adam's bias-corrected direction m̂/(√v̂ + ε) after one step from zero state, for any β₁, β₂.
 
     m₁ = (1 − β₁)g and v₁ = (1 − β₂)g², and the corrections divide by exactly these factors. Scaling: before learning
@@ -337,4 +337,4 @@ def first_direction(grad: Tensor, *, epsilon: float = EPSILON) -> Tensor:
     >>> first_direction(torch.tensor([2.0, -1e-8, 0.0]))
     tensor([ 1.0000, -0.5000,  0.0000])
     """
-    return grad / (grad.abs() + epsilon)
+    return grad / (grad.abs() + EPSILON)

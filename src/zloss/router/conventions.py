@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any, Literal
 
 from zloss.errors import CoefficientError, InputError, UnknownNameError
@@ -81,14 +82,15 @@ class RouterConvention:
     @property
     def over_ranks(self) -> str:
         """What is counted when the tokens of a step are split over ranks, with and without `groups`."""
-        counts = {
+        counted = {
             "decisions": "N_tl is counted over all ranks with `groups`",
             "layer_tokens": "N_l of every layer is counted over all ranks with `groups`",
-            "valid_tokens": "`valid_tokens` has to be the count over all ranks",
-        }
-        alone = "without, each rank divides by its own count: where n ranks average gradients, a decision on a rank with N_r "
-        alone += "of N decisions gets N/(n·N_r) times its share"
-        return f"{counts[self.token_count]}; {alone}."
+            "valid_tokens": "`valid_tokens` must be the count over all ranks",
+        }[self.token_count]
+        return (
+            f"{counted}; without `groups`, each rank divides by its own count: where n ranks average gradients, "
+            "a decision on a rank with N_r of N decisions gets N/(n·N_r) times its share."
+        )
 
     def numerators(self, layers: int, top_k: int, context: RouterContext) -> tuple[Fraction, ...]:
         """c_l of every layer: everything in α_l but the count of tokens."""
@@ -308,52 +310,40 @@ def find_convention(convention: str | RouterConvention) -> RouterConvention:
     return _BY_NAME[name]
 
 
-def _layer_sum(name: str, cited: str, note: str = "") -> RouterConvention:
-    return RouterConvention(name, token_count="layer_tokens", layer_divisor="none", cited=cited, note=note)
-
-
-def _layer_mean(name: str, cited: str, note: str = "") -> RouterConvention:
-    return RouterConvention(name, token_count="layer_tokens", layer_divisor="moe_layers", cited=cited, note=note)
-
+_over_decisions = partial(RouterConvention, token_count="decisions", layer_divisor="none")
+_layer_sum = partial(RouterConvention, token_count="layer_tokens", layer_divisor="none")
+_layer_mean = partial(RouterConvention, token_count="layer_tokens", layer_divisor="moe_layers")
 
 # The catalog: the paper's three conventions, then those of public codebases as read from their sources in summer 2026. They may
 # have changed since; `zloss.measure_router_scale` measures what a running model applies.
 
 _CATALOG = (
-    RouterConvention(
+    _over_decisions(
         "token_layer_mean",
-        token_count="decisions",
-        layer_divisor="none",
         cited="paper, prop:router_effective_coefficient",
         note="The reference: α = 1/N_tl.",
     ),
-    RouterConvention(
+    _over_decisions(
         "active_route_mean",
-        token_count="decisions",
-        layer_divisor="none",
         top_k_power=-1,
         cited="paper, cor:router_topk_active_mean",
         note="One violation per decision, divided by the N_tl·k active routes.",
     ),
-    RouterConvention(
+    _over_decisions(
         "active_route_sum",
-        token_count="decisions",
-        layer_divisor="none",
         top_k_power=1,
         cited="paper, cor:router_topk_active_sum",
         note="k replicas of each violation, then the token-layer mean.",
     ),
     _layer_sum(
         "megatron",
-        "NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py: TopKRouter.apply_z_loss, "
+        cited="NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py: TopKRouter.apply_z_loss, "
         "moe_utils.py: z_loss_func",
-        "Token mean in every layer, each attached to the backward pass on its own: layers add. The logged value is "
+        note="Token mean in every layer, each attached to the backward pass on its own: layers add. The logged value is "
         "the layer mean.",
     ),
-    RouterConvention(
+    _layer_sum(
         "megatron_unscaled",
-        token_count="layer_tokens",
-        layer_divisor="none",
         sums_micro_batches=True,
         cited="NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py: MoEAuxLossAutoScaler",
         note="Megatron's side-channel scaler left at its default of 1 while the main loss is averaged over "
@@ -361,17 +351,17 @@ _CATALOG = (
     ),
     _layer_sum(
         "mesh_tf",
-        "tensorflow/mesh, mesh_tensorflow/transformer/moe.py (the ST-MoE code)",
-        "Each layer's token mean is added to the extra losses.",
+        cited="tensorflow/mesh, mesh_tensorflow/transformer/moe.py (the ST-MoE code)",
+        note="Each layer's token mean is added to the extra losses.",
     ),
-    _layer_sum("st_moe_pytorch", "lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py"),
-    _layer_sum("levanter", "stanford-crfm/levanter, src/levanter/models/mixtral.py"),
+    _layer_sum("st_moe_pytorch", cited="lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py"),
+    _layer_sum("levanter", cited="stanford-crfm/levanter, src/levanter/models/mixtral.py"),
     _layer_sum(
         "xtuner",
-        "InternLM/xtuner, xtuner/v1/loss/moe_loss.py: z_loss",
-        "Token mean per layer, summed over layers, divided by the number of micro-batches.",
+        cited="InternLM/xtuner, xtuner/v1/loss/moe_loss.py: z_loss",
+        note="Token mean per layer, summed over layers, divided by the number of micro-batches.",
     ),
-    _layer_sum("kempnerforge", "KempnerInstitute/KempnerForge, kempnerforge/model/moe.py"),
+    _layer_sum("kempnerforge", cited="KempnerInstitute/KempnerForge, kempnerforge/model/moe.py"),
     RouterConvention(
         "olmo_core",
         token_count="valid_tokens",
@@ -380,36 +370,32 @@ _CATALOG = (
         note="Sums every token, divides by the tokens with a label and by the depth of the whole model: "
         "s_rel = (L / n_layers)·(N_all / N_valid). Pass no mask, and `valid_tokens` and `model_layers`.",
     ),
-    RouterConvention(
+    _layer_mean(
         "olmoe",
-        token_count="layer_tokens",
-        layer_divisor="moe_layers",
         top_k_power=-1,
         cited="the megablocks fork OLMoE was trained with (Muennighoff/megablocks), router Z-loss",
         note="Divided by layers, tokens and k: the active-route mean. It takes log(Σ exp) naively.",
     ),
     _layer_mean(
         "flaxformer",
-        "google/flaxformer, flaxformer/architectures/moe/routing.py; google-research/t5x, t5x/contrib/moe/models.py: "
+        cited="google/flaxformer, flaxformer/architectures/moe/routing.py; google-research/t5x, t5x/contrib/moe/models.py: "
         "_extract_diversity_metrics, _expert_losses",
-        "Token mean, then averaged over MoE layers.",
+        note="Token mean, then averaged over MoE layers.",
     ),
-    _layer_mean("openmoe", "hpcaitech/ColossalAI, OpenMoE application"),
-    _layer_mean("marin_grug", "marin-community/marin, grug MoE"),
+    _layer_mean("openmoe", cited="hpcaitech/ColossalAI, OpenMoE application"),
+    _layer_mean("marin_grug", cited="marin-community/marin, grug MoE"),
     _layer_mean(
         "megablocks_mean",
-        "databricks/megablocks, megablocks/layers/router.py: batched_router_zloss",
-        "Returns one value per router; here the caller averages them.",
+        cited="databricks/megablocks, megablocks/layers/router.py: batched_router_zloss",
+        note="Returns one value per router; here the caller averages them.",
     ),
     _layer_sum(
         "megablocks_sum",
-        "databricks/megablocks, megablocks/layers/router.py: batched_router_zloss",
-        "Returns one value per router; here the caller adds them.",
+        cited="databricks/megablocks, megablocks/layers/router.py: batched_router_zloss",
+        note="Returns one value per router; here the caller adds them.",
     ),
-    RouterConvention(
+    _layer_sum(
         "lm_engine",
-        token_count="layer_tokens",
-        layer_divisor="none",
         factor=Fraction(1, 10),
         cited="open-lm-engine/lm-engine, lm_engine/hf_models/modeling_utils/mlp_blocks/moe.py: MoE._compute_switch_loss",
         note="A tenth of the load-balancing coefficient, added over layers; the coefficient is the balancing one.",
@@ -422,10 +408,8 @@ _CATALOG = (
         "router_z_loss_func, SwitchTransformersForConditionalGeneration.forward",
         note="Mean over tokens and layers of each stack, padding counted (pass no mask); encoder and decoder add.",
     ),
-    RouterConvention(
+    _layer_sum(
         "hf_nllb_moe",
-        token_count="layer_tokens",
-        layer_divisor="none",
         factor=Fraction(0),
         cited="huggingface/transformers, models/nllb_moe/configuration_nllb_moe.py: router_z_loss_coef",
         note="The configuration has a coefficient; the loss never uses it.",

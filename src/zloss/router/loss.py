@@ -186,18 +186,12 @@ class RouterLoss:
     @property
     def correction_norm(self) -> Tensor | None:
         """Mean ‖δ_h‖₂ over counted decisions."""
-        if self.correction_norm_per_layer is None:
-            return None
-        weight_L = self.stats.decisions_per_layer.to(self.correction_norm_per_layer)
-        return torch.where(weight_L > 0, self.correction_norm_per_layer * weight_L, 0).sum() / weight_L.sum()
+        return _mean_over_layers(self.correction_norm_per_layer, self.stats.decisions_per_layer)
 
     @property
     def dropped(self) -> Tensor | None:
         """Fraction of all active routes beyond the capacity."""
-        if self.dropped_per_layer is None:
-            return None
-        routes_L = self.load.sum(dim=1)
-        return torch.where(routes_L > 0, self.dropped_per_layer * routes_L, 0).sum() / routes_L.sum()
+        return _mean_over_layers(self.dropped_per_layer, self.load.sum(dim=1))
 
     def _over_decisions(self, values_L: Tensor) -> float:
         count_L = self.stats.decisions_per_layer
@@ -207,6 +201,14 @@ class RouterLoss:
         if bool((used == used[0]).all()):
             return float(used[0])
         return float((values_L * count_L).sum() / count_L.sum())
+
+
+def _mean_over_layers(values_L: Tensor | None, weight_L: Tensor) -> Tensor | None:
+    """Σ weight·value / Σ weight; the value of a layer with weight 0 is NaN and left out."""
+    if values_L is None:
+        return None
+    weight_L = weight_L.to(values_L)
+    return torch.where(weight_L > 0, values_L * weight_L, 0).sum() / weight_L.sum()
 
 
 class _Source(torch.autograd.Function):

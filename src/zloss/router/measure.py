@@ -35,7 +35,7 @@ from zloss.tensors import at_least_fp32
 FAR = 30.0
 """A fitted |c| beyond this means that a slope was fitted as a square: log Z_R and log E are smaller."""
 CURVED = 20.0
-"""One batch determines scale and c together if squares add this multiple of rounding to slopes."""
+"""One batch determines both the scale and c only if slopes alone leave at least this multiple of rounding unexplained."""
 
 _Result = TypeVar("_Result")
 

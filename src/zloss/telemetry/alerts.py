@@ -81,6 +81,8 @@ NORMAL = 1.4826
 RUNNING = 9
 """Observations in the running median that dates a change."""
 VIOLATION = "p_z_mean_raw"
+OBSERVED = {rule.quantity for rule in RULES} | {"ce", VIOLATION, GRADIENT_NORM}
+"""The scalars that are read."""
 Rows = Sequence[Mapping[str, float]]
 """Observations, each by name."""
 
@@ -132,7 +134,6 @@ class AlertMonitor:
         window: int = 50,
         lag: int = 100,
         warmup: int = 200,
-        rules: tuple[AlertRule, ...] = RULES,
         *,
         pulled: bool = False,
     ) -> None:
@@ -140,9 +141,8 @@ class AlertMonitor:
             raise InputError(
                 f"alerts need window ≥ 3, lag ≥ window and warmup ≥ 0 observations, but got {window}, {lag}, {warmup}."
             )
-        self.window, self.lag, self.warmup, self.rules, self.pulled = window, lag, warmup, rules, pulled
+        self.window, self.lag, self.warmup, self.pulled = window, lag, warmup, pulled
         self.seen = 0
-        self._names = {rule.quantity for rule in rules} | {"ce", VIOLATION, GRADIENT_NORM}
         self._history: deque[dict[str, float]] = deque(maxlen=window + lag)
         self._active: dict[str, float] = {}
         """Quantity → the reference of its active alert."""
@@ -164,13 +164,13 @@ class AlertMonitor:
         self.seen += 1
         if self.seen <= self.warmup:
             return found
-        kept = {name: float(scalars[name]) for name in self._names if math.isfinite(scalars.get(name, math.nan))}
+        kept = {name: float(scalars[name]) for name in OBSERVED if math.isfinite(scalars.get(name, math.nan))}
         self._history.append({"step": float(step)} | kept)
         if len(self._history) < self.window + self.lag:
             return found
         rows = list(self._history)
         reference, recent = rows[: self.window], rows[self.lag :]
-        alerts = (self._evaluate(step, rule, reference, recent) for rule in self.rules)
+        alerts = (self._evaluate(step, rule, reference, recent) for rule in RULES)
         return found + [alert for alert in alerts if alert is not None]
 
     def _evaluate(self, step: int, rule: AlertRule, before: Rows, after: Rows) -> Alert | None:

@@ -27,7 +27,7 @@ from zloss.head.loss import HeadLossOutput
 from zloss.head.options import Reduction
 from zloss.results.options import Coordinate
 from zloss.results.quantities import DEPLOYED, SCALARS, TELEMETRY_KEYS
-from zloss.statistics import LEVELS, MEANS, TokenStats, joined, sum_of_valid, summarize_values, token_values
+from zloss.statistics import LEVELS, MEANS, joined, sum_of_valid, summarize_values, token_values
 
 DEFAULT_WINDOW = 50
 """Optimizer steps whose tokens are kept, unless another number is requested."""
@@ -61,7 +61,7 @@ class StepWindow:
             raise InputError(f"`window` is expected to be a number of steps ≥ 1, but got {steps}.")
         self.coordinate = coordinate
         self._steps: deque[_Step] = deque(maxlen=steps)
-        self._open: list[MicroBatch] = []
+        self._open: list[TokenTotals] = []
         self._across_ranks = across_ranks
         self._group = group
         self._kept = FIRST_KEPT
@@ -78,8 +78,8 @@ class StepWindow:
         """Micro-batches since the last step ended."""
         return len(self._open)
 
-    def add(self, part: MicroBatch) -> None:
-        """One micro-batch of the running step."""
+    def add(self, part: TokenTotals) -> None:
+        """Add a micro-batch of the running step."""
         self._open.append(part)
 
     def restart(self) -> None:
@@ -98,14 +98,9 @@ class StepWindow:
         if self._since_restart and len(self._steps) == self._steps.maxlen:
             oldest = self._steps[0].totals.loss_sums
             self._dropped = oldest if self._dropped is None else self._dropped + oldest
-        totals = []
-        for part in parts:
-            tokens = part.stats.valid.sum()
-            loss_sums = torch.stack([tokens.double(), part.cross_entropy.double(), part.auxiliary.double()])
-            totals.append(TokenTotals(token_values(part.stats), tokens, loss_sums))
         norm = None if grad_norm is None else torch.as_tensor(grad_norm).detach().float()
         clipped = None if norm is None or max_norm is None else norm > max_norm
-        self._steps.append(_Step(_total(totals), norm, clipped))
+        self._steps.append(_Step(_total(parts), norm, clipped))
 
     def scalars(self) -> dict[str, float]:
         """Everything by name, over the tokens of all steps in the window; empty before the first step.
@@ -176,12 +171,30 @@ class StepWindow:
 
 @dataclass(frozen=True)
 class TokenTotals:
-    """Values of this rank's tokens [T] by quantity, NaN at ignored tokens, and sums over tokens; all on the device."""
+    """The tokens of a micro-batch, a step or a window on this rank. Detached tensors on the device; the host has read none.
+
+    Scaling: the parts of the loss are sums over the valid tokens, so that micro-batches and steps add up whatever divisor
+    the loop uses.
+    """
 
     values: dict[str, Tensor]
+    """Values of the tokens [T] by quantity, NaN at ignored tokens."""
     tokens: Tensor
+    """The number of valid tokens."""
     loss_sums: Tensor
-    """[tokens, Σ CE, Σ Z], fp64; more tokens than `tokens` if the loss covers more steps than the values."""
+    """[tokens, Σ CE, Σ Z], fp64, label smoothing and coefficient included; more tokens than `tokens` if the loss covers more
+    steps than the values."""
+
+
+@torch.no_grad()
+def micro_batch(
+    output: HeadLossOutput, reduction: Reduction = "mean", normalizer: float | Tensor | None = None
+) -> TokenTotals:
+    """The totals of a loss without token weights; pass the `reduction` and `normalizer` of the call of the loss."""
+    tokens = output.stats.valid.sum()
+    divisor = 1 if reduction != "mean" else tokens if normalizer is None else normalizer
+    ce, z = ((part * divisor).sum().double() for part in (output.cross_entropy, output.auxiliary))
+    return TokenTotals(token_values(output.stats), tokens, torch.stack([tokens.double(), ce, z]))
 
 
 @dataclass(frozen=True)
@@ -222,32 +235,6 @@ def _step_numbers(steps: list[_Step]) -> dict[str, float]:
         return {}
     numbers = torch.stack([value.double() for value in parts.values()]).tolist()
     return dict(zip(parts, numbers, strict=True))
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """Detached tensors on the device; the host has read none of them.
-
-    Scaling: the parts are sums over the valid tokens, so that micro-batches and steps add up whatever divisor the loop
-    uses.
-    """
-
-    stats: TokenStats
-    cross_entropy: Tensor
-    """Σ_t CE_t, label smoothing included; 0-d."""
-    auxiliary: Tensor
-    """Σ_t of the penalty, its coefficient included; 0-d."""
-
-
-def micro_batch(
-    output: HeadLossOutput, reduction: Reduction = "mean", normalizer: float | Tensor | None = None
-) -> MicroBatch:
-    """The sums of a loss without token weights; pass the `reduction` and `normalizer` of the call of the loss."""
-    parts = output.cross_entropy.detach(), output.auxiliary.detach()
-    if reduction == "mean":
-        divisor = output.stats.valid.sum() if normalizer is None else normalizer
-        parts = parts[0] * divisor, parts[1] * divisor
-    return MicroBatch(output.stats, parts[0].sum(), parts[1].sum())
 
 
 def _pack(part: TokenTotals, kept: int) -> Tensor:

@@ -46,7 +46,7 @@ from zloss.results.provenance import write_run_provenance
 from zloss.results.run_config import RecordedData, RecordedRun
 from zloss.results.run_metrics import METRICS_FILE, RunMetrics
 from zloss.results.steps import StepRecord
-from zloss.telemetry.window import MicroBatch, StepWindow, micro_batch
+from zloss.telemetry.window import StepWindow, TokenTotals, micro_batch
 from zloss.text import Blocks, make_blocks, open_corpus, rows_as_blocks
 from zloss.train.data import text_part
 from zloss.train.folder import STEPS_FILE, append_step, claim_settings, read_steps, run_provenance, write_steps
@@ -176,7 +176,7 @@ class RunRecorder:
         self._writes = first_rank()
         self._recorder = Recorder(())
         self._window = StepWindow(1, objective.coordinate, across_ranks=True)
-        self._parts: list[MicroBatch] = []
+        self._parts: list[TokenTotals] = []
         self._open: OpenStep | None = None
         self._held: ExitStack | None = None
         """Holds the folder while the run is recorded."""
@@ -216,13 +216,13 @@ class RunRecorder:
             write_steps(self.folder, self._recorder.records)
             self._held = held.pop_all()
 
-    def micro_batch(self, output: HeadLossOutput | MicroBatch, *, normalizer: float | Tensor | None = None) -> None:
+    def micro_batch(self, output: HeadLossOutput | TokenTotals, *, normalizer: float | Tensor | None = None) -> None:
         """One loss that backward was or will be called on, an output of `head_loss`; a step may have several.
 
         `normalizer`: the one that `head_loss` was given; None for the mean over valid tokens. A handle of `apply` calls it
         by itself: `handle.observers.append(run.micro_batch)`.
         """
-        part = output if isinstance(output, MicroBatch) else micro_batch(output, "mean", normalizer)
+        part = output if isinstance(output, TokenTotals) else micro_batch(output, "mean", normalizer)
         self._parts.append(part)
         self._window.add(part)
 
@@ -242,16 +242,11 @@ class RunRecorder:
             raise InputError("the recorder has not been started: use it as a context manager, or call `start` first.")
         if not self.records:
             _check_bias(self._head)
-        sums_N3 = torch.stack(
-            [
-                torch.stack([part.cross_entropy.double(), part.auxiliary.double(), part.stats.valid.sum().double()])
-                for part in self._parts
-            ]
-        )
+        sums_N3 = torch.stack([part.loss_sums for part in self._parts])
         if world_size() > 1:
             dist.all_reduce(sums_N3)
-        tokens = sums_N3[:, 2].sum().clamp_min(1)
-        for ce, auxiliary, _ in sums_N3 / tokens:
+        tokens = sums_N3[:, 0].sum().clamp_min(1)
+        for _, ce, auxiliary in sums_N3 / tokens:
             self._recorder.micro_batch(ce + auxiliary, ce, auxiliary)
         self._parts = []
         self._open = self._recorder.begin(self._steps_done + 1, clipped_by=clipped_by)

@@ -1,4 +1,4 @@
-"""Compile the row kernels for GPUs that are not here, and print what the compiler says of registers and spills.
+"""Compile the row kernels for GPUs that are not here, and print the registers and spills that the compiler reports.
 
 Run as a program, without TRITON_INTERPRET: one JSON object per line, at last those of blocks that are too wide and spill, to
 show that a spill is seen.
@@ -70,7 +70,7 @@ def compile_for(
     constants = {"SOFTCAP": softcap, "BLOCK": block}
     constants |= {row_source_kernel: {"SLOPE": True}}.get(kernel, {})
     place = {name: (position,) for position, name in enumerate(kernel.arg_names)}
-    # Triton compiles apart what is divisible by 16: torch's own tensors, and rows of a rounded vocabulary.
+    # Triton compiles a separate version for what is divisible by 16: torch's own tensors, and rows of a rounded vocabulary.
     divisible = [name for name in kernel.arg_names if name.endswith(("_ptr", "_stride")) or name in SIZES]
     source = ASTSource(
         kernel,

@@ -1,7 +1,7 @@
 """The Triton backend run on the CPU by Triton's interpreter, against fp64.
 
 Triton decides when it is imported whether kernels are compiled or interpreted, and other tests may have imported it
-already: the checks of `interpreted/` therefore run in processes of their own.
+already: the checks of `interpreted/` therefore run in separate processes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FOLDER = Path(__file__).with_name("interpreted")
 PROCESSES = {
     "check_compile": ("check_compile",),
     "check_kernels": ("check_kernels",),
-    "check_losses": ("check_losses", "check_precision", "check_products", "check_statistics"),
+    "check_losses": ("check_losses", "check_precision", "check_products"),
 }
 """The files that share a process, which takes four seconds to start."""
 
@@ -31,7 +31,7 @@ def test_interpreted(name: str, tmp_path: Path) -> None:
     paths = [str(FOLDER / f"{stem}.py") for stem in PROCESSES[name]]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *paths],
-        # A compiler cache of its own: a library that a killed process left half-written in the shared one fails to load.
+        # A separate compiler cache: a library that a killed process left half-written in the shared one fails to load.
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
         cwd=ROOT,
         capture_output=True,
@@ -44,5 +44,5 @@ def test_interpreted(name: str, tmp_path: Path) -> None:
 
 def test_every_check_is_in_one_process() -> None:
     there = sorted(path.stem for path in FOLDER.glob("check_*.py"))
-    assert len(there) == 6
+    assert len(there) == 5
     assert sorted(stem for stems in PROCESSES.values() for stem in stems) == there

@@ -228,6 +228,6 @@ def _headroom(
         return Fp16Headroom(method, coef, 0, None, None, None, reason=reason)
     finite = [pair for pair in norms if all(math.isfinite(value) for value in pair)]
     two, inf = (sum(values) / len(finite) for values in zip(*finite, strict=True)) if finite else (None, None)
-    margin = fp16_margin([inf for _, inf in norms], scales)
-    psi = {f"psi_{scale}": share for scale, share in margin.psi.items()}
-    return Fp16Headroom(method, coef, len(norms), two, inf, margin.kappa_min, psi, margin.nonfinite, reason)
+    infs = [inf for _, inf in norms]
+    nonfinite = sum(not math.isfinite(value) for value in infs)
+    return Fp16Headroom(method, coef, len(norms), two, inf, *fp16_margin(infs, scales), nonfinite, reason)

@@ -31,7 +31,7 @@ from zloss.integrations.transformers.lazy_logits import LazyLogits, NoLogits, Tr
 from zloss.models.in_memory import unwrapped
 from zloss.objectives import Objective, refuse_functions
 from zloss.statistics import Statistics
-from zloss.telemetry.window import MicroBatch, micro_batch
+from zloss.telemetry.window import TokenTotals, micro_batch
 
 LEAST_PEFT = "0.21"
 LEAST_TRANSFORMERS = "5.2"
@@ -154,7 +154,7 @@ class ZLossHandle(HookHandle):
         self.options = options
         self.last: HeadLossOutput | None = None
         self.calls = 0
-        self.observers: list[Callable[[MicroBatch], None]] = []
+        self.observers: list[Callable[[TokenTotals], None]] = []
         self.router: RouterLossHandle | None = None
         self._open: list[TrainingCall | None] = []
         super().__init__()

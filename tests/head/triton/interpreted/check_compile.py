@@ -26,7 +26,7 @@ OBJECTIVES = (
 
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> None:
-    """Each test is a program of its own: the compiler gives up on a function it has seen with many objectives."""
+    """Each test starts afresh: the compiler gives up on a function that it has seen with many objectives."""
     torch._dynamo.reset()
 
 
@@ -54,7 +54,6 @@ def test_opcheck(dtype: torch.dtype) -> None:
 
 
 def test_opcheck_of_products() -> None:
-    """These have dtypes of their own."""
     logits, hidden, weight, _ = tensors()
     row = torch.rand(TOKENS)
     check = torch.library.opcheck

@@ -14,6 +14,7 @@ from torch import Tensor
 import zloss
 from tests.forked import forked_ranks
 from tests.laws.definitions import OBJECTIVES, Case, assert_close, make_case, measured, reference, relative_error
+from tests.laws.present_statistics import FEW, broken
 from zloss import errors
 from zloss.head import triton as module
 
@@ -126,6 +127,11 @@ def test_logits_loss_with_every_option(name: str, reduction: str) -> None:
                 assert relative_error(mine, truth) <= FP32, statistic
 
 
+def test_the_planned_statistics() -> None:
+    """For losses from hidden states and from logits."""
+    assert not broken("triton", tokens=4, dtype=torch.float32, tolerance=2e-5, objectives=FEW)
+
+
 @pytest.mark.parametrize("coef", [None, 0.0])
 def test_off_is_off(coef: float | None) -> None:
     case = fp32_case(zloss.CrossEntropy())
@@ -233,7 +239,7 @@ def test_what_is_refused() -> None:
 
 
 def test_automatic_choice_on_the_cpu_is_chunked() -> None:
-    """The interpreter is a tool for tests: only a name asks for it."""
+    """The interpreter is for tests, so it runs only when the backend is requested by name."""
     case = fp32_case(zloss.StandardZLoss(0.7))
     tensors = case.hidden.float(), case.weight.float(), case.target, case.objective
     automatic, chunked = (zloss.head_loss(*tensors, backend=backend).loss for backend in ("auto", "chunked"))
@@ -287,7 +293,7 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_check_fails_on_a_mutation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One coefficient of the loss zeroed or left unnormalised: the gradient is no longer the definition's."""
+    """One coefficient of the loss zeroed or left unnormalized: the gradient is no longer the definition's."""
     text = inspect.getsource(module._logits_loss)
     old, new = MUTATIONS[name]
     assert old in text
