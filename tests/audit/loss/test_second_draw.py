@@ -10,12 +10,12 @@ from torch import Tensor
 
 from tests.audit.loss import zoo
 from tests.audit.loss.zoo_check import wrong_with
-from zloss.audit.loss.identify import APART
+from zloss.audit.loss.identify import UNLIKELY
 from zloss.audit.loss.probes import VOCAB, Space, draw
 from zloss.audit.loss.run import audit_loss
 from zloss.results.loss_audit import Finding, LossAudit
 
-FIRST = {name: draw(name, Space(VOCAB, VOCAB), seed=0).logits_TV[0] for name in (*APART, "confident")}
+FIRST = {name: draw(name, Space(VOCAB, VOCAB), seed=0).logits_TV[0] for name in (*UNLIKELY, "confident")}
 """The first row of every batch of the first draw."""
 
 

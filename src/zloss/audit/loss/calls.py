@@ -33,10 +33,6 @@ from zloss.audit.loss import probes
 from zloss.audit.loss.probes import Probe, Space
 from zloss.errors import InputError, UnknownNameError
 
-LossFunction = Callable[..., Any]
-
-TIME_LIMIT = 300.0
-"""Seconds that one call of an audited loss may take by default."""
 LOSS_NAMES = ("loss", "total_loss", "total")
 Z_NAMES = ("z_loss", "auxiliary", "zloss", "z", "aux_loss")
 
@@ -54,8 +50,6 @@ class Reported:
     """A value that was returned in addition to the loss: its number (None if not a scalar), dtype, and whether it claims
     a gradient."""
 
-    name: str
-    """Its key or attribute, or "item 1" for the second entry of a tuple."""
     value: float | None
     shape: tuple[int, ...]
     dtype: torch.dtype | None
@@ -70,11 +64,12 @@ class Outcome:
     dtype: torch.dtype
     grad_TV: Tensor
     """∂(upstream · loss)/∂logits."""
-    grad_hidden_TD: Tensor | None
-    """∂loss/∂hidden at the columns of the tokens, each times its s: δ · logitsᵀ, [T, T]; None for a loss of logits."""
+    hidden_grad_TT: Tensor | None
+    """∂loss/∂hidden at the columns of the tokens, each times its s: δ · logitsᵀ; None for a loss of logits."""
     has_gradient: bool
     """False when the loss came without a graph."""
     reported: dict[str, Reported]
+    """By key or attribute, or "item 1" for the second entry of a tuple."""
     overwritten: tuple[str, ...]
     """Names of the arguments whose contents had changed after backward."""
     beyond: float = 0.0
@@ -89,7 +84,7 @@ class Outcome:
 class BlackBox:
     """Calls one loss function the way a training step would; every call gets fresh inputs and the same RNG state."""
 
-    function: LossFunction
+    function: Callable[..., Any]
     name: str
     linear: bool
     device: torch.device
@@ -103,10 +98,11 @@ class BlackBox:
     """Name of a returned value that is added to the first one, for losses whose caller adds them."""
     transposed: bool = False
     """Whether a linear loss expects its weight as [D, V]."""
-    time_limit: float | None = TIME_LIMIT
+    time_limit: float | None = None
+    """Seconds that one call may take; None or 0: no limit."""
     calls: int = 0
 
-    def like(self, function: LossFunction, name: str) -> BlackBox:
+    def like(self, function: Callable[..., Any], name: str) -> BlackBox:
         """Another loss, called the way this one is."""
         return replace(self, function=function, name=name, added=None, calls=0)
 
@@ -148,9 +144,9 @@ class BlackBox:
             value=float(loss.detach().double().sum()),
             dtype=loss.dtype,
             grad_TV=grad_TV[:tokens],
-            grad_hidden_TD=None if hidden_TT is None else hidden_TT[:tokens, :tokens],
+            hidden_grad_TT=None if hidden_TT is None else hidden_TT[:tokens, :tokens],
             has_gradient=root.requires_grad,
-            reported={name: _reported(name, value) for name, value in items.items()},
+            reported={name: _reported(value) for name, value in items.items()},
             overwritten=tuple(
                 name
                 for name, was, now in zip(self._names, before, arguments, strict=True)
@@ -167,7 +163,7 @@ class BlackBox:
             return None
         return outcome if outcome.finite else None
 
-    def value(self, logits_TV: Tensor, target_T: Tensor, dtype: torch.dtype = torch.float64) -> float:
+    def value(self, logits_TV: Tensor, target_T: Tensor, dtype: torch.dtype) -> float:
         """The scalar alone, as a training step would see it (inputs still require gradients)."""
         logits_TV, target_T = self._moved(logits_TV, target_T)
         return float(self._forward(self._leaves(logits_TV, dtype), target_T, None)[1].detach().double().sum())
@@ -247,10 +243,10 @@ class BlackBox:
                 f"{name} {batch * (name != 'weight') + list(x.shape)}"
                 for name, x in zip(self._names, arguments, strict=True)
             ]
-            dtype = str(arguments[0].dtype).removeprefix("torch.")
+            hints = _arguments_hint(self.function, self.linear, error) + _gpu_hint(error, self.device)
             raise LossCallError(
                 f"{self.name} raised {_named_error(error)} when called with {', '.join(shapes)} in "
-                f"{dtype}.{_arguments_hint(self.function, self.linear, error)}{_gpu_hint(error, self.device)}"
+                f"{dtype_name(arguments[0].dtype)}.{hints}"
             ) from error
 
 
@@ -263,6 +259,10 @@ def _gradients(leaves: list[Tensor], missing: float) -> list[Tensor]:
 def _same(was: Tensor, now: Tensor) -> bool:
     """Whether two tensors are equal, with a NaN equal to a NaN. Copies are only made where something differs."""
     return torch.equal(was, now) or torch.equal(was.nan_to_num(), now.nan_to_num())
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def loss_name(function: Callable[..., Any]) -> str:
@@ -392,11 +392,11 @@ def _kind(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def _reported(name: str, value: Any) -> Reported:
+def _reported(value: Any) -> Reported:
     if not isinstance(value, Tensor):
-        return Reported(name, float(value), (), None, False)
+        return Reported(float(value), (), None, False)
     number = float(value.detach().double().reshape(())) if value.numel() == 1 else None
-    return Reported(name, number, tuple(value.shape), value.dtype, value.requires_grad)
+    return Reported(number, tuple(value.shape), value.dtype, value.requires_grad)
 
 
 # The process and its errors.

@@ -188,7 +188,7 @@ def draw(kind: str, space: Space, seed: int) -> Probe:
         keep = torch.rand(space.tokens, generator=seeded(seed + 7)) < (0.5 if kind == "half ignored" else -1.0)
         keep[0], keep[-1] = kind == "half ignored", False
         return replace(probe.masked(keep), name=kind)
-    generator = seeded(seed * 1009 + KINDS.index(kind))
+    generator = seeded(seed * 1009 + list(_DRAWS).index(kind))
     logits = _DRAWS[kind](generator, space)
     if space.padded:
         logits = torch.nn.functional.pad(logits, (0, space.width - space.lanes), value=PADDING)
@@ -198,7 +198,7 @@ def draw(kind: str, space: Space, seed: int) -> Probe:
     if kind == "continuous":
         targets = torch.randint(space.lanes, (len(logits),), generator=generator)
         return replace(probe, target_T=allowed(targets, space.lanes, space.avoid))
-    return apart(probe, space.avoid, generator)
+    return unlikely(probe, space.avoid, generator)
 
 
 def joined(parts: list[Probe]) -> Probe:
@@ -207,7 +207,7 @@ def joined(parts: list[Probe]) -> Probe:
     return Probe(logits, target, parts[0].lanes, name="joined", seed=parts[0].seed)
 
 
-def apart(probe: Probe, avoid: frozenset[int], generator: torch.Generator) -> Probe:
+def unlikely(probe: Probe, avoid: frozenset[int], generator: torch.Generator) -> Probe:
     """The same logits with targets that are never the most likely class, so that p and onehot(y) are independent."""
     tied = probe.inside_TV >= probe.max_T.unsqueeze(-1)
     steps = torch.randint(1, probe.lanes, (len(tied),), generator=generator)
@@ -319,7 +319,7 @@ _DRAWS: dict[str, Callable[[torch.Generator, Space], Tensor]] = {
     "confident": _confident,
     "continuous": _continuous,
 }
-KINDS = tuple(_DRAWS)
+"""Each kind draws from a separate generator, seeded by its place in this table."""
 
 
 # Heads for losses of (hidden, weight, target).
@@ -345,11 +345,8 @@ def sparse_head(logits_TV: Tensor) -> tuple[Tensor, Tensor]:
     """
     tokens, vocab = logits_TV.shape
     width, scale_T = probe_width(tokens, vocab), hidden_scales(tokens).to(logits_TV)
-    columns, hidden, weight = (
-        _columns(tokens, width),
-        logits_TV.new_zeros(tokens, width),
-        logits_TV.new_zeros(vocab, width),
-    )
+    hidden, weight = logits_TV.new_zeros(tokens, width), logits_TV.new_zeros(vocab, width)
+    columns = _columns(tokens, width)
     hidden[torch.arange(tokens), columns] = scale_T
     weight[:, columns] = (logits_TV / scale_T.unsqueeze(-1)).T
     return hidden, weight

@@ -15,7 +15,7 @@ from zloss.audit.loss import probes
 from zloss.audit.loss.calls import BlackBox, LossCallError
 from zloss.audit.loss.identify import Identification, factors
 from zloss.audit.loss.probes import Probe, Space, draw, seeded
-from zloss.audit.loss.source import ROUNDING, decompose
+from zloss.audit.loss.source import RAW, ROUNDING, decompose
 
 LIMIT = 2e-2
 """Error of a token, relative to its Z source (to its gradient where there is no Z), that is a finding."""
@@ -200,7 +200,7 @@ def _tail(ident: Identification, probe: Probe, grad_TV: Tensor) -> str:
     # Take the part of CE that is not along p off: −(1 − ε) onehot(y) − ε/V.
     flat_V = model.ce_source(probe)[row] - math.copysign(model.ce_weight(probe), model.ce_scale) * p_V
     use = ((probe.onehot_TV[row] == 0) & (p_V > 1e-9)).nonzero().flatten()
-    if len(use) < 100 or any(penalty.quantity.name != "raw" for penalty in model.penalties):
+    if len(use) < 100 or any(penalty.quantity != RAW for penalty in model.penalties):
         return ""
     x = ((grad_TV[row] - flat_V) / p_V.clamp(min=1e-300))[use]
     off = (x - x.median()).abs() > (1e-6 if ident.eps < 1e-10 else 3e-4) * x.median().abs()
