@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.audit.loss import zoo
-from tests.audit.loss.zoo_check import wrong_with
+from tests.audit.loss.table import wrong_with
 from zloss.audit.loss.identify import UNLIKELY
 from zloss.audit.loss.probes import VOCAB, Space, draw
 from zloss.audit.loss.run import audit_loss

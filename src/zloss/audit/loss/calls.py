@@ -555,7 +555,7 @@ def load_function(name: str) -> Callable[..., Any]:
             raise UnknownNameError(f"name in {module_name}", attribute, public[:40], alike=NEAR)
         found = getattr(found, part)
     if not callable(found):
-        raise InputError(f"{name} is a {type(found).__name__}, not a function.")
+        raise InputError(f"{name} is of type {type(found).__name__}, not a function.")
     if isinstance(found, type):
         raise InputError(
             f"{name} is a class, not a loss: create an instance in the file, `loss = {attribute}(…)`, and name that."
