@@ -4,7 +4,7 @@
     python -m tests.audit.loss.table --wrong      only what is open or wrong, with the reasons
     python -m tests.audit.loss.table NAME ...     these losses
 
-Open: nothing that is said is false, and less is said than is true. Other: the penalty is a function of log Z that is not a
+Open: the answer is incomplete, and nothing in it is false. Other: the penalty is a function of log Z that is not a
 square; the audit has its measured curve, and does not name its form. A loss that the audit refuses to call counts as open.
 """
 

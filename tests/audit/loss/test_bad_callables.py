@@ -1,4 +1,4 @@
-"""Callables that are no losses end in one clear sentence; the command line never shows a traceback."""
+"""Callables that are not losses end in one clear sentence; the command line never shows a traceback."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def script(tmp_path: Path) -> Path:
         ("bare_assert", r"AssertionError at `assert z.dim\(\) == 7`.*logits \[64, 96\], target \[64\] in float32"),
     ],
 )
-def test_what_is_no_loss_is_refused_in_one_sentence(loss: Any, words: str, script: Path) -> None:
+def test_what_is_not_a_loss_is_rejected_in_one_sentence(loss: Any, words: str, script: Path) -> None:
     if words == "GPU" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(InputError, match=words) as caught:
@@ -257,7 +257,7 @@ def test_a_word_of_the_loss_was_printed_as_a_flag(script: Path, capsys: pytest.C
     assert "--target" not in error
 
 
-def test_a_size_that_was_left_out_for_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_that_was_left_out_for_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes, "BUDGET", 0.0)
     audit = audit_loss(F.cross_entropy)
     sentence = next(finding.sentence for finding in audit.findings if finding.id == "size_dependent")

@@ -110,7 +110,7 @@ def test_what_another_finding_denies_passed_as_expected(loss: Any, expect: dict[
     assert see in one.sentence
 
 
-def test_a_missing_z_beside_token_weights_passed_as_expected() -> None:
+def test_a_missing_z_next_to_token_weights_passed_as_expected() -> None:
     """There the value cannot be predicted, so that zero_gradient_z has no answer."""
 
     def weighted(z: Tensor, y: Tensor) -> Tensor:

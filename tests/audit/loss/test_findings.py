@@ -169,9 +169,9 @@ def test_an_accusation_needs_the_second_draw(monkeypatch: pytest.MonkeyPatch) ->
     plain = FINDINGS["overflow"]
 
     def once(evidence: Evidence) -> Finding:
-        seen = evidence.draw is evidence.ident.first
-        told = Finding("overflow", "finding", "Seen.", 1.0, witness=evidence.witness("x", 1.0))
-        return told if seen else plain.measure(evidence)
+        if evidence.draw is evidence.ident.first:
+            return Finding("overflow", "finding", "Seen.", 1.0, witness=evidence.witness("x", 1.0))
+        return plain.measure(evidence)
 
     monkeypatch.setitem(findings.FINDINGS, "overflow", replace(plain, measure=once))
     audit = audit_loss(lambda z, y: torch.nn.functional.cross_entropy(z, y, reduction="sum"))

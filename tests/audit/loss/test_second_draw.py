@@ -1,4 +1,4 @@
-"""What one draw of the probes shows and a second does not is told as unexplained, and no pass claims what was not tried."""
+"""What one draw of the probes shows and a second does not is reported as unexplained, and no pass claims what was not tried."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def test_an_error_that_one_draw_shows_is_unexplained(loss: Callable[[Tensor, Ten
     audit = audit_loss(loss)
     assert audit.errors == ()
     assert finding(audit, id).verdict == "not_applicable"
-    told = finding(audit, "unexplained_source")
-    assert told.verdict == "finding"
-    assert "Two draws of the probes disagree." in told.sentence
-    assert id in told.sentence
+    one = finding(audit, "unexplained_source")
+    assert one.verdict == "finding"
+    assert "Two draws of the probes disagree." in one.sentence
+    assert id in one.sentence
 
 
 def test_a_warning_next_to_the_right_numbers_was_not_wrong_in_the_zoo() -> None:
@@ -56,7 +56,7 @@ def test_a_warning_next_to_the_right_numbers_was_not_wrong_in_the_zoo() -> None:
     assert wrong_with(audit, zoo.exact()) == ["warnings {'unexplained_source'}"]
 
 
-def test_a_penalty_that_one_draw_shows_is_not_told() -> None:
+def test_a_penalty_that_one_draw_shows_is_not_reported() -> None:
     def loss(z: Tensor, y: Tensor) -> Tensor:
         first = any(on_the_first_draw(z, name) for name in FIRST)
         return zoo.ce(z, y) + zoo.zl(z, y, 3e-3 if first else 1e-3)

@@ -73,11 +73,11 @@ class Outcome:
     overwritten: tuple[str, ...]
     """Names of the arguments whose contents had changed after backward."""
     beyond: float = 0.0
-    """Norm of the gradient on the extra row, without a target, that only a loss that shifts its targets is given."""
+    """Norm of the gradient on the extra row without a target, which only a loss that shifts its targets is given."""
 
     @property
     def finite(self) -> bool:
-        return bool(torch.isfinite(self.grad_TV).all()) and abs(self.value) < float("inf")
+        return bool(torch.isfinite(self.grad_TV).all()) and math.isfinite(self.value)
 
 
 @dataclass
@@ -292,7 +292,7 @@ def find_call(box: BlackBox, space: Space, logits: Tensor | None) -> Space:
         devices.append(torch.device("cuda"))
     spaces = [space]
     if logits is not None and logits.dim() >= 2 and not space.padded:
-        spaces.append(space.with_vocab(logits.shape[-1], few=True))
+        spaces.append(space.with_vocab(logits.shape[-1]))
     refusals: list[LossCallError] = []
     for box.device, tried in product(devices, spaces):
         if (error := _refusal(box, tried)) is None:
@@ -301,7 +301,7 @@ def find_call(box: BlackBox, space: Space, logits: Tensor | None) -> Space:
     box.device = devices[0]
     if isinstance(refusals[0].__cause__, SIZE_ERRORS):
         others = [replace(space, tokens=tokens) for tokens in COMMON_TOKENS]
-        others += [] if space.padded else [space.with_vocab(vocab, few=True) for vocab in COMMON_VOCABS]
+        others += [] if space.padded else [space.with_vocab(vocab) for vocab in COMMON_VOCABS]
         for tried in others:
             if _refusal(box, tried) is not None:
                 continue

@@ -153,8 +153,7 @@ class Check:
             answer = self.measure(evidence) if lacking is None else not_applicable(lacking)
         except LossCallError as error:
             answer = not_applicable(f"This could not be tried: {error}")
-        severity = self.severity if answer.verdict == "finding" else None
-        return replace(answer, id=self.id, severity=severity, witness=None if severity == "note" else answer.witness)
+        return replace(answer, id=self.id, severity=self.severity if answer.verdict == "finding" else None)
 
 
 def _lacking(e: Evidence, needs: Need) -> str | None:

@@ -197,9 +197,11 @@ def unexplained(
     return replace(ident, identified=record, how="unexplained", model=Model(probe_vocab=ident.space.lanes))
 
 
-def take_draw(box: BlackBox, space: Space, seed: int, dtype: torch.dtype, names: tuple[str, ...] = ()) -> Draw:
+def take_draw(
+    box: BlackBox, space: Space, seed: int, dtype: torch.dtype, names: tuple[str, ...] = (*UNLIKELY, "confident")
+) -> Draw:
     """The batches of one seed and the finite answers to them."""
-    made = {name: draw(name, space, seed) for name in names or (*UNLIKELY, "confident")}
+    made = {name: draw(name, space, seed) for name in names}
     outcomes = {name: box(probe, dtype) for name, probe in made.items()}
     return Draw(seed, made, {name: outcome for name, outcome in outcomes.items() if outcome.finite})
 
@@ -711,10 +713,10 @@ def _describe(ident: Identification, rule: str | None) -> Identified:
     if chosen.damping is not None:
         words, coordinate, extra = "log Z, damped by 1 + βA_p² (gain-aware)", "other", {"beta": chosen.damping}
     elif len(model.penalties) == 2:
-        factorized = chosen.quantities == SUMS[0]
-        words = "log Z and log Z − μ (row-centered), two penalties"
-        words = "log Z − μ and μ, penalized separately (factorized)" if factorized else words
-        name, second, coordinate = "shift" if factorized else "centered", model.penalties[1], "other"
+        name, words = "centered", "log Z and log Z − μ (row-centered), two penalties"
+        if chosen.quantities == SUMS[0]:
+            name, words = "shift", "log Z − μ and μ, penalized separately (factorized)"
+        second, coordinate = model.penalties[1], "other"
         extra = {f"{name}_coef": second.coef, f"{name}_target": second.target}
     shared = chosen.shared or (ce_weights == "groups" and all(w.shared for w in spread))
     return replace(

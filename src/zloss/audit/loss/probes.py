@@ -168,9 +168,9 @@ class Space:
     def padded(self) -> bool:
         return self.lanes != self.width
 
-    def with_vocab(self, vocab: int, *, few: bool = False) -> Space:
-        """Another vocabulary, without padding; with `few`, fewer tokens where it is large, to save memory."""
-        tokens = min(self.tokens, FEW_TOKENS) if few and vocab > 4096 else self.tokens
+    def with_vocab(self, vocab: int) -> Space:
+        """Another vocabulary, without padding; a large one has fewer tokens, to save memory."""
+        tokens = min(self.tokens, FEW_TOKENS) if vocab > 4096 else self.tokens
         return replace(self, lanes=vocab, width=vocab, tokens=tokens)
 
 
@@ -236,7 +236,7 @@ def allowed(target_T: Tensor, lanes: int, avoid: frozenset[int]) -> Tensor:
 def _mixed(generator: torch.Generator, space: Space) -> Tensor:
     """Ordinary rows on the 0.25 grid: every third a tie of k equal logits, log Z between about −16 and 48.
 
-    Beyond 96 rows they repeat, each with its columns turned and its level moved, so that no two are alike.
+    Beyond 96 rows they repeat, each with its columns rotated and its level shifted, so that no two are alike.
     """
     rows, lanes = [], space.lanes
     for t in range(min(space.tokens, 96)):

@@ -112,11 +112,9 @@ def _try(box: BlackBox, ident: Identification, space: Space, masked: bool, seed:
 
 def _inside_shapes(ident: Identification, probe: Probe, grad_TV: Tensor) -> Answer:
     """Where token weights or gains make prediction impossible: every row must still be made of the known shapes."""
-    rows, keep = (
-        decompose([(probe, grad_TV)], ident.eps, warp=ident.model.warp, fourth=ident.rows.fourth),
-        probe.valid_T,
-    )
-    bad, silent = keep & rows.solved_T & ~rows.inside_T, keep & (grad_TV.norm(dim=-1) == 0)
+    rows = decompose([(probe, grad_TV)], ident.eps, warp=ident.model.warp, fourth=ident.rows.fourth)
+    bad = probe.valid_T & rows.solved_T & ~rows.inside_T
+    silent = probe.valid_T & (grad_TV.norm(dim=-1) == 0)
     if bool(silent.any()) and ident.identified.ce_weights == "uniform":
         return "differs", f"{_tokens(silent)} no gradient", None
     if not bool(bad.any()):

@@ -361,7 +361,7 @@ def fit(
     kappa = x[0] if smoothing else 0.0
     numbers = iter(list(zip(x, errors, strict=True))[int(smoothing) :])
     lines = [(next(numbers), (0.0, 0.0) if quantity.fixed else next(numbers)) for quantity in quantities]
-    # Where label smoothing is the only thing, nothing but it is left to explain.
+    # What the penalties have to explain: the amounts without the label smoothing.
     beyond, residual, worst = rows.amounts(kappa), torch.zeros_like(goal), 0.0
     residual[:, use] = left
     for group in rows.groups:
