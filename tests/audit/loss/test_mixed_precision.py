@@ -104,7 +104,7 @@ def test_a_mix_is_named_by_its_coarser_part_and_fp64_alone_by_fp64(coordinate: s
     probe = draw("continuous", Space(VOCAB, VOCAB), seed=0)
 
     def betrayed(loss: Loss) -> str:
-        return computes_in(BlackBox(loss, "loss", False, torch.device("cpu"), 0), probe, torch.float64)
+        return computes_in(BlackBox(loss, "loss", False, torch.device("cpu"), 0), probe)
 
     assert [betrayed(mixed(coordinate, mix, coef=coef)) for mix in MIXES] == ["float32", "float32"]
     assert betrayed(plain(coef, coordinate)) == "float64"

@@ -98,6 +98,8 @@ class BlackBox:
     """Name of a returned value that is added to the first one, for losses whose caller adds them."""
     transposed: bool = False
     """Whether a linear loss expects its weight as [D, V]."""
+    dtype: torch.dtype = torch.float64
+    """What the loss is called in unless a call says otherwise."""
     time_limit: float | None = None
     """Seconds that one call may take; None or 0: no limit."""
     calls: int = 0
@@ -109,7 +111,7 @@ class BlackBox:
     def __call__(
         self,
         probe: Probe,
-        dtype: torch.dtype = torch.float64,
+        dtype: torch.dtype | None = None,
         *,
         upstream: float | Tensor = 1.0,
         through: str | None = None,
@@ -122,7 +124,7 @@ class BlackBox:
         """
         tokens = len(probe.target_T)
         logits_TV, target_T = self._moved(probe.logits_TV, probe.target_T)
-        leaves = self._leaves(logits_TV, dtype)
+        leaves = self._leaves(logits_TV, dtype or self.dtype)
         arguments, loss, items = self._forward(leaves, target_T, seed)
         if loss.numel() != (len(target_T) if per_token else 1):
             kind = f"a tensor of shape {list(arguments[-1].shape)}" if per_token else "a scalar"
@@ -155,7 +157,7 @@ class BlackBox:
             beyond=float(grad_TV[tokens:].norm()),
         )
 
-    def attempt(self, probe: Probe, dtype: torch.dtype) -> Outcome | None:
+    def attempt(self, probe: Probe, dtype: torch.dtype | None = None) -> Outcome | None:
         """The same; None if the loss fails or is not finite."""
         try:
             outcome = self(probe, dtype)
@@ -163,10 +165,10 @@ class BlackBox:
             return None
         return outcome if outcome.finite else None
 
-    def value(self, logits_TV: Tensor, target_T: Tensor, dtype: torch.dtype) -> float:
+    def value(self, logits_TV: Tensor, target_T: Tensor) -> float:
         """The scalar alone, as a training step would see it (inputs still require gradients)."""
         logits_TV, target_T = self._moved(logits_TV, target_T)
-        return float(self._forward(self._leaves(logits_TV, dtype), target_T, None)[1].detach().double().sum())
+        return float(self._forward(self._leaves(logits_TV, self.dtype), target_T, None)[1].detach().double().sum())
 
     def on_head(
         self, hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor, dtype: torch.dtype

@@ -76,14 +76,6 @@ class Evidence:
         name = "wide" if "wide" in self.draw.outcomes else "mixed"
         return self.draw.probes[name], self.draw.outcomes[name]
 
-    def call(self, probe: Probe, dtype: torch.dtype | None = None, **options: Any) -> Outcome:
-        """One call, by default in the dtype of the identification."""
-        return self.box(probe, dtype or self.ident.dtype, **options)
-
-    def attempt(self, probe: Probe, dtype: torch.dtype | None = None) -> Outcome | None:
-        """The same; None if the loss fails or is not finite."""
-        return self.box.attempt(probe, dtype or self.ident.dtype)
-
     @cached_property
     def weights(self) -> tuple[Weights, ...]:
         """The weights on CE and Z in batches of several sizes and masks."""
@@ -113,7 +105,7 @@ class Evidence:
         reported, masked = self.draw.outcomes["mixed"].reported, None
         if reported and self.ident.masks_predicted:
             probe = draw("half ignored", self.ident.space, self.draw.seed)
-            masked = None if (outcome := self.attempt(probe)) is None else (probe, outcome)
+            masked = None if (outcome := self.box.attempt(probe)) is None else (probe, outcome)
         target = self.expect.get("target")
         return tuple(recognize(name, self.ident, self.draw, target, masked) for name in reported)
 
@@ -132,7 +124,7 @@ class Evidence:
         probe = on or self.draw.probes["mixed"]
         sizes = [abs(x) for x in (measured, expected) if x is not None and math.isfinite(x)]
         rounding = self.ident.eps * max(sizes, default=0.0) if noise is None else noise
-        shape, dtype = shape or tuple(probe.logits_TV.shape), dtype or dtype_name(self.ident.dtype)
+        shape, dtype = shape or tuple(probe.logits_TV.shape), dtype or dtype_name(self.box.dtype)
         return Witness(shape, dtype, probe.seed, expected, measured, rounding, probe.name, quantity)
 
 
@@ -320,10 +312,10 @@ def _in_16_bits(e: Evidence) -> Finding | None:
     unusual = not model.warp.identity or got.label_smoothing or "confident" not in e.draw.outcomes
     if not known or not ident.plain or unusual:
         return None
-    silent, loud, wide = e.draw.probes["confident"], e.draw.probes["mixed"], dtype_name(ident.dtype)
+    silent, loud, wide = e.draw.probes["confident"], e.draw.probes["mixed"], dtype_name(e.box.dtype)
     z_TV = model.z_source(silent)[silent.saturated_T]
     for dtype in (torch.bfloat16, torch.float16):
-        name, alone, both = dtype_name(dtype), e.attempt(silent, dtype), e.attempt(loud, dtype)
+        name, alone, both = dtype_name(dtype), e.box.attempt(silent, dtype), e.box.attempt(loud, dtype)
         if alone is None or both is None:
             continue
         seen_TV = alone.grad_TV[silent.saturated_T]
@@ -442,7 +434,7 @@ def _directions(e: Evidence) -> Iterator[tuple[str, Probe, Outcome, Tensor, floa
     at = {name: (e.draw.probes[name], outcome) for name, outcome in e.draw.outcomes.items() if name != "crowded"}
     if not quadratic:
         moved = {name: probe.shifted(0.13) for name, (probe, _) in at.items()}
-        at = {name: (probe, answer) for name, probe in moved.items() if (answer := e.attempt(probe)) is not None}
+        at = {name: (probe, answer) for name, probe in moved.items() if (answer := e.box.attempt(probe)) is not None}
     if "mixed" not in at:
         return
     probe, outcome = at["mixed"]
@@ -450,7 +442,7 @@ def _directions(e: Evidence) -> Iterator[tuple[str, Probe, Outcome, Tensor, floa
     smooth = ((probe.inside_TV == probe.max_T.unsqueeze(-1)).sum(-1) == 1).unsqueeze(-1)
     local = [("its own gradient", probe, outcome, outcome.grad_TV)]
     masked = probe.masked(torch.arange(len(probe.target_T)) % 3 > 0)
-    if ident.masks_accepted and (answer := e.attempt(masked)) is not None:
+    if ident.masks_accepted and (answer := e.box.attempt(masked)) is not None:
         # Value and gradient may have different denominators.
         local.append(("its own gradient, with tokens ignored", masked, answer, answer.grad_TV))
     random = torch.randn(probe.logits_TV.shape, generator=seeded(e.draw.seed + 2), dtype=torch.float64)
@@ -470,7 +462,7 @@ def _slope(e: Evidence, words: str, probe: Probe, outcome: Outcome, direction: T
     """The derivative along one direction; None if the scalar cannot be read finely enough."""
     try:
         low2, low1, high1, high2 = values = [
-            e.box.value(probe.logits_TV + k * step * direction, probe.target_T, e.ident.dtype) for k in (-2, -1, 1, 2)
+            e.box.value(probe.logits_TV + k * step * direction, probe.target_T) for k in (-2, -1, 1, 2)
         ]
     except LossCallError:
         return None
@@ -523,11 +515,11 @@ def all_ignored_nonfinite(e: Evidence) -> Finding:
     loss?"""
     probe, _ = e.mixed
     tokens = len(probe.target_T)
-    some = e.call(probe.masked(torch.arange(tokens) % 2 == 0))
+    some = e.box(probe.masked(torch.arange(tokens) % 2 == 0))
     empty = draw("all ignored", e.ident.space, e.draw.seed)
     witness = e.witness("value of the loss with every token ignored", None, 0.0, noise=0.0, on=empty)
     try:
-        outcome = e.call(empty)
+        outcome = e.box(empty)
     except LossCallError as error:
         return found(f"A batch whose tokens are all ignored fails: {error}", None, witness)
     if not outcome.finite:
@@ -538,7 +530,7 @@ def all_ignored_nonfinite(e: Evidence) -> Finding:
         logits, keep = probe.logits_TV.clone(), torch.arange(tokens) != 1
         logits[1, 0] = math.inf
         try:
-            leak = e.call(replace(probe, logits_TV=logits).masked(keep))
+            leak = e.box(replace(probe, logits_TV=logits).masked(keep))
         except LossCallError as error:
             return passed(f"All-ignored batches give a finite loss; infinite logits could not be tried: {error}")
         # The ignored row's own gradient is not looked at: PyTorch's cross_entropy leaves NaN there.
@@ -614,7 +606,7 @@ def denominator_mismatch(e: Evidence) -> Finding:
 def _masked_witness(e: Evidence) -> Witness | None:
     """λ relative to CE where half of the tokens are ignored, against the same batch without a mask; None if they are equal."""
     half, (probe, whole) = draw("half ignored", e.ident.space, e.draw.seed), e.mixed
-    if (outcome := e.attempt(half)) is None:
+    if (outcome := e.box.attempt(half)) is None:
         return None
     masked = weigh(e.ident, probe, half.valid_T, outcome.grad_TV)
     plain = weigh(e.ident, probe, torch.ones_like(half.valid_T), whole.grad_TV)
@@ -647,7 +639,7 @@ def max_shifted(e: Evidence) -> Finding:
     if e.ident.identified.coordinate != "max_shifted":
         return passed("The row maximum is not left out of log Z.")
     probe, outcome = e.mixed
-    moved = e.call(probe.shifted(8.0))
+    moved = e.box(probe.shifted(8.0))
     change = abs(float((moved.grad_TV - outcome.grad_TV).sum()))
     coef, model = e.ident.identified.coef or 0.0, e.ident.model
     wanted = abs(2 * coef * 8.0 * len(probe.target_T) / model.count(model.z_denominator or "sum", probe))
@@ -711,15 +703,15 @@ def _whole_multiple(ratio: float) -> int | None:
 @finding("warning", repeat=False)
 def overwrites_input(e: Evidence) -> Finding:
     """Are the caller's tensors still what they were after forward and backward, in every dtype?"""
-    ident, (probe, _) = e.ident, e.mixed
+    probe, _ = e.mixed
     # Some losses rewrite only the targets they ignore; `float()` copies all but fp32.
     masked = probe.masked(torch.arange(len(probe.target_T)) % 2 == 0)
-    changed = {(name, dtype_name(ident.dtype)) for outcome in e.draw.outcomes.values() for name in outcome.overwritten}
+    changed = {(name, dtype_name(e.box.dtype)) for outcome in e.draw.outcomes.values() for name in outcome.overwritten}
     tried: list[str] = []
-    for dtype in dict.fromkeys((ident.dtype, torch.float32, torch.bfloat16, torch.float16)):
+    for dtype in dict.fromkeys((e.box.dtype, torch.float32, torch.bfloat16, torch.float16)):
         for batch in (masked, probe):
             try:
-                outcome = e.call(batch, dtype)
+                outcome = e.box(batch, dtype)
             except LossCallError:
                 continue
             tried.append(dtype_name(dtype))
@@ -742,13 +734,13 @@ def overwrites_input(e: Evidence) -> Finding:
 def reported_z_dtype(e: Evidence) -> Finding:
     """Is the reported Z rounded to 16 bits? Called with bf16 logits, as a mixed-precision model would."""
     probe, plain = e.mixed
-    half = e.attempt(probe, torch.bfloat16)
+    half = e.box.attempt(probe, torch.bfloat16)
     outcomes = [plain] if half is None else [plain, half]
     returned = "" if half is None else f" bf16 logits give a {dtype_name(half.dtype)} loss."
     z, narrow = reported_z(e.returned), (torch.bfloat16, torch.float16)
     bits = e.witness("bits of the value", 16.0, 32.0, noise=0.0)
     if plain.dtype in narrow:
-        dtypes = f"{dtype_name(e.ident.dtype)} logits give a {dtype_name(plain.dtype)} loss"
+        dtypes = f"{dtype_name(e.box.dtype)} logits give a {dtype_name(plain.dtype)} loss"
         return found(f"{dtypes}: the logged value has two or three digits.", 16.0, bits)
     if z is None:
         return not_applicable(f"The loss does not report Z separately.{returned}")
@@ -772,7 +764,7 @@ def reported_z_no_gradient(e: Evidence) -> Finding:
         return passed("The reported Z is explicitly detached, so it cannot be trained on by mistake.")
     witness = e.witness(f"norm of the gradient of `{z.name}` at the logits", 0.0, float(outcome.grad_TV.norm()))
     try:
-        norm = float(e.call(probe, through=z.name).grad_TV.norm())
+        norm = float(e.box(probe, through=z.name).grad_TV.norm())
     except LossCallError as error:
         return found(f"The reported Z requires a gradient, but backward through it fails: {error}", None, witness)
     if norm == 0.0:
@@ -827,7 +819,7 @@ def upstream_ignored(e: Evidence) -> Finding:
     ident, (probe, outcome) = e.ident, e.mixed
     worst, tolerance = 0.0, 1e-2 if ident.how == "rounded" else max(1e-4, 8 * ident.eps)
     for factor in (3.0, -0.5):
-        worst = max(worst, relative_error(e.call(probe, upstream=factor).grad_TV, factor * outcome.grad_TV))
+        worst = max(worst, relative_error(e.box(probe, upstream=factor).grad_TV, factor * outcome.grad_TV))
     if not worst <= tolerance:
         words = f"k · loss does not give k · gradient (relative error {worst:.3g})."
         witness = e.witness("‖gradient of k·loss − k·gradient‖ / ‖k·gradient‖", worst, noise=tolerance)
@@ -837,9 +829,7 @@ def upstream_ignored(e: Evidence) -> Finding:
         return passed(f"k · loss gives k · gradient. {hint}", worst)
     upstream_T = 0.25 + torch.rand(len(probe.target_T), generator=seeded(e.draw.seed), dtype=torch.float64)
     upstream_T[::5] *= -1
-    ones, given = (
-        e.per_token(probe, ident.dtype, upstream=u, per_token=True) for u in (torch.ones_like(upstream_T), upstream_T)
-    )
+    ones, given = (e.per_token(probe, upstream=u, per_token=True) for u in (torch.ones_like(upstream_T), upstream_T))
     wanted = upstream_T.unsqueeze(-1) * ones.grad_TV
     if not ones.has_gradient or not float(wanted.norm()) > 0:
         return found("The per-token variant has no gradient.", 1.0, e.witness("norm of its gradient", 0.0, None))
@@ -874,14 +864,14 @@ def overflow(e: Evidence) -> Finding:
     base, model = draw("continuous", e.ident.space, e.draw.seed), e.ident.model
     # Far out on a softcap the derivative itself is a difference that fp32 cannot hold.
     compared = e.ident.trusted and e.ident.how != "filtered" and model.warp.cap is None
-    calm = e.attempt(base, torch.float32) if compared else None
+    calm = e.box.attempt(base, torch.float32) if compared else None
     noise = math.inf if calm is None else relative_error(calm.grad_TV, model.source(base))
     for shift in (100.0, -100.0):
         words, probe = f"A common shift of {shift:+.0f}", base.shifted(shift)
         quantity = f"relative error of the gradient after a common shift of {shift:+.0f}"
         witness = e.witness(quantity, None, on=base, dtype="float32")
         try:
-            outcome = e.call(probe, torch.float32)
+            outcome = e.box(probe, torch.float32)
         except LossCallError as error:
             return found(f"{words} fails: {error}", shift, witness)
         if not outcome.finite:
@@ -941,7 +931,7 @@ def padding_in_log_z(e: Evidence) -> Finding:
         return not_applicable("If the vocabulary is padded, pass the number of real rows as `valid_vocab=`.")
     base, sizes = draw("continuous", ident.space, e.draw.seed), [(0.0, "")]
     for moved in (base, base.shifted(-40.0)):
-        plain = e.call(moved)
+        plain = e.box(moved)
         inside = plain.grad_TV[:, :lanes]
         others = {"lanes cut off": replace(moved, logits_TV=moved.inside_TV)}
         for fill in (0.0, 50.0):
@@ -950,7 +940,7 @@ def padding_in_log_z(e: Evidence) -> Finding:
             others[f"lanes at {fill:+.0f}"] = replace(moved, logits_TV=logits)
         for words, probe in others.items():
             try:
-                outcome = e.call(probe)
+                outcome = e.box(probe)
             except LossCallError:
                 continue
             value = abs(plain.value - outcome.value) / max(abs(plain.value), 1e-12)
@@ -1160,7 +1150,7 @@ def ignored_tokens_leak(e: Evidence) -> Finding:
     if e.ident.targets_unused:
         return not_applicable("The function does not read its targets, so no token is ignored: see unexplained_source.")
     probe = draw("half ignored", e.ident.space, e.draw.seed)
-    keep, outcome = probe.valid_T, e.call(probe)
+    keep, outcome = probe.valid_T, e.box(probe)
     quantity = "gradient norm on ignored tokens relative to valid ones"
     if not outcome.finite:
         words = "A batch with ignored tokens gives a non-finite loss or gradient."
@@ -1273,7 +1263,7 @@ def not_repeatable(e: Evidence) -> Finding:
         return found(e.ident.kept_state, None, e.witness(quantity, None, noise=tolerance, on=loud))
     seeds = [e.draw.seed + 1000 + k for k in range(REPEATS)]
     for (probe, first), tried in ((e.mixed, seeds[:1]), (e.loudest, seeds)):
-        seen = unrepeatable(e.box, probe, first, e.ident.dtype, (None, *tried), tolerance)
+        seen = unrepeatable(e.box, probe, first, (None, *tried), tolerance)
         if seen is not None:
             sentence, change = seen
             return found(sentence, change, e.witness(quantity, change, noise=tolerance, on=probe))

@@ -120,7 +120,6 @@ class Identification:
     """Everything the findings need: the draws, what explains them, and the model built from it."""
 
     space: Space
-    dtype: torch.dtype
     eps: float
     first: Draw
     how: How
@@ -197,26 +196,24 @@ def unexplained(
     return replace(ident, identified=record, how="unexplained", model=Model(probe_vocab=ident.space.lanes))
 
 
-def take_draw(
-    box: BlackBox, space: Space, seed: int, dtype: torch.dtype, names: tuple[str, ...] = (*UNLIKELY, "confident")
-) -> Draw:
+def take_draw(box: BlackBox, space: Space, seed: int, names: tuple[str, ...] = (*UNLIKELY, "confident")) -> Draw:
     """The batches of one seed and the finite answers to them."""
     made = {name: draw(name, space, seed) for name in names}
-    outcomes = {name: box(probe, dtype) for name, probe in made.items()}
+    outcomes = {name: box(probe) for name, probe in made.items()}
     return Draw(seed, made, {name: outcome for name, outcome in outcomes.items() if outcome.finite})
 
 
 def identify(box: BlackBox, space: Space, seed: int) -> Identification:
     """Probe one loss, name what it applies, and confirm that on a second draw.
 
-    `box` is left with the calling convention of the loss: `targets` and `added` are set on it.
+    `box` is left with the calling convention of the loss: `dtype`, `targets` and `added` are set on it.
     """
     space, special = _special_classes(box, space)
-    dtype = accepted_dtype(box, space, seed)
-    ident = _identify(box, space, seed, dtype)
+    _choose_dtype(box, space, seed)
+    ident = _identify(box, space, seed)
     if not ident.known and ident.kept_state is None and (moved := _moved_targets(ident)) is not None:
         box.targets = moved
-        again = _identify(box, space, seed, dtype)
+        again = _identify(box, space, seed)
         ident, box.targets = (again, moved) if again.known else (ident, "given")
     if ident.known and ident.how == "none":
         ident = _with_added(box, space, seed, ident)
@@ -225,13 +222,14 @@ def identify(box: BlackBox, space: Space, seed: int) -> Identification:
     return _confirm(box, _with_special(ident, special), seed)
 
 
-def accepted_dtype(box: BlackBox, space: Space, seed: int) -> torch.dtype:
+def _choose_dtype(box: BlackBox, space: Space, seed: int) -> None:
     """fp64 where the loss takes it, else fp32; an error where an ordinary batch gets no finite answer or no gradient."""
-    probe = draw("mixed", space, seed)
+    probe, box.dtype = draw("mixed", space, seed), torch.float64
     try:
-        dtype, outcome = torch.float64, box(probe, torch.float64)
+        outcome = box(probe)
     except LossCallError:
-        dtype, outcome = torch.float32, box(probe, torch.float32)
+        box.dtype = torch.float32
+        outcome = box(probe)
     if not outcome.finite:
         where = "loss" if not math.isfinite(outcome.value) else "gradient"
         raise LossCallError(
@@ -243,24 +241,23 @@ def accepted_dtype(box: BlackBox, space: Space, seed: int) -> torch.dtype:
             f"{box.name} returned a loss without a gradient (`requires_grad` is False): it cannot train anything. "
             "Return the loss before `.detach()`, and do not call it under `torch.no_grad()`."
         )
-    return dtype
 
 
-def _identify(box: BlackBox, space: Space, seed: int, dtype: torch.dtype) -> Identification:
+def _identify(box: BlackBox, space: Space, seed: int) -> Identification:
     """The answer to one draw, with denominators and the rule of c."""
-    precision = computes_in(box, draw("continuous", space, seed), dtype)
+    precision = computes_in(box, draw("continuous", space, seed))
     eps = UNIT[precision]
-    first = take_draw(box, space, seed, dtype)
+    first = take_draw(box, space, seed)
     if "mixed" not in first.outcomes:
         raise LossCallError(f"{box.name} gave a non-finite loss or gradient on a batch on which it was finite before.")
     parts = first.parts(*UNLIKELY)
     empty = Identified(
         None, None, None, None, "unknown", None, Uncertainty(), computes_in=precision, targets=box.targets
     )
-    bare = Identification(space, dtype, eps, first, "unexplained", decompose(parts, eps), None, empty)
+    bare = Identification(space, eps, first, "unexplained", decompose(parts, eps), None, empty)
     name = "wide" if "wide" in first.outcomes else "mixed"
     seeds, limit = (None, seed + 12345), max(1e-6, 8 * eps)
-    if (changing := unrepeatable(box, first.probes[name], first.outcomes[name], dtype, seeds, limit)) is not None:
+    if (changing := unrepeatable(box, first.probes[name], first.outcomes[name], seeds, limit)) is not None:
         return replace(unexplained(bare, changing[0]), kept_state=changing[0])
     how, rows, chosen = _explain(box, bare, seed)
     if chosen is not None and rows.warp.identity and eps > UNIT["float64"]:
@@ -321,7 +318,7 @@ def _rounded(box: BlackBox, ident: Identification, seed: int) -> Fit | None:
         source_T = rough.slope[0] * lead.value(probe) - rough.offset[0]
         ce_TV = rough.mean_weight * (probe.p_TV - probe.onehot_TV)
         z_TV = source_T.unsqueeze(-1) * lead.shape(probe)
-        left.append((box(probe, ident.dtype).grad_TV - ce_TV - z_TV).flatten())
+        left.append((box(probe).grad_TV - ce_TV - z_TV).flatten())
     return rough if float(torch.cosine_similarity(left[0], left[1], dim=0)) < 0.5 else None
 
 
@@ -537,7 +534,7 @@ def weigh_batches(box: BlackBox, ident: Identification, seed: int) -> tuple[tupl
         keep = torch.zeros(len(batch.target_T), dtype=torch.bool)
         keep[torch.randperm(len(keep), generator=generator)[:valid]] = True
         try:
-            outcome = box(batch.masked(keep), ident.dtype)
+            outcome = box(batch.masked(keep))
         except LossCallError:
             # A loss may reject a batch size, or ignored targets.
             masks_accepted = masks_accepted and valid == count
@@ -652,7 +649,7 @@ def _second_vocabulary(box: BlackBox, ident: Identification, seed: int) -> tuple
     if skip or not ident.rows.uniform:
         return None, ident
     try:
-        parts = take_draw(box, space.with_vocab(SECOND_VOCAB), seed, ident.dtype, UNLIKELY).parts(*UNLIKELY)
+        parts = take_draw(box, space.with_vocab(SECOND_VOCAB), seed, UNLIKELY).parts(*UNLIKELY)
     except LossCallError:
         return None, ident
     if not parts:
@@ -838,7 +835,7 @@ def _with_added(box: BlackBox, space: Space, seed: int, plain: Identification) -
             continue
         box.added = name
         try:
-            both = _identify(box, space, seed, plain.dtype)
+            both = _identify(box, space, seed)
         except LossCallError:
             both = plain
         scale = plain.identified.ce_scale
@@ -853,7 +850,7 @@ def _targets_unused(box: BlackBox, ident: Identification) -> bool:
     """Whether other targets, and ignored ones, leave value and gradient as they were: a function of the logits alone."""
     probe, first = ident.first.probes["mixed"], ident.first.outcomes["mixed"]
     keep = torch.arange(len(probe.target_T)) % 3 == 0
-    others = [box.attempt(one, ident.dtype) for one in (probes.likely(probe, ident.space.avoid), probe.masked(keep))]
+    others = [box.attempt(one) for one in (probes.likely(probe, ident.space.avoid), probe.masked(keep))]
     return all(one and one.value == first.value and torch.equal(one.grad_TV, first.grad_TV) for one in others)
 
 
@@ -865,13 +862,13 @@ SMOOTH = 3e-8
 """Roughness that fp64 stays below, and a part in fp32 exceeds unless its noise is lost in the rounding of fp64."""
 
 
-def computes_in(box: BlackBox, probe: Probe, dtype: torch.dtype) -> str:
+def computes_in(box: BlackBox, probe: Probe) -> str:
     """The name of the format the gradients betray, a key of `UNIT`; of a mix of fp64 and fp32, fp32.
 
     16-bit arithmetic leaves gradients that 16-bit formats hold exactly. Along a line of steps a few fp32 roundings long
     fp64 gradients are smooth; where any part of the loss passes through fp32 they take the values of the fp32 grid.
     """
-    base = box(probe, dtype).grad_TV
+    base = box(probe).grad_TV
     # Tiny entries are left out: fp16 flushes them, whatever precision the loss computes in.
     seen = base[base.abs() > 1e-4 * base.abs().max()]
     readable = seen.numel() >= 32 and bool(torch.isfinite(seen).all())
@@ -879,7 +876,7 @@ def computes_in(box: BlackBox, probe: Probe, dtype: torch.dtype) -> str:
         # Random fp32 numbers survive a 16-bit format once in 2^13 to 2^16.
         if readable and float((seen.to(narrow).double() == seen).double().mean()) > 0.98:
             return name
-    if dtype != torch.float64:
+    if box.dtype != torch.float64:
         return "float32"
     direction = torch.randn(probe.logits_TV.shape, generator=seeded(1), dtype=torch.float64)
     step = STEP * direction * (1 + probe.logits_TV.abs())
@@ -892,12 +889,12 @@ def computes_in(box: BlackBox, probe: Probe, dtype: torch.dtype) -> str:
 
 
 def unrepeatable(
-    box: BlackBox, probe: Probe, first: Outcome, dtype: torch.dtype, seeds: Sequence[int | None], limit: float
+    box: BlackBox, probe: Probe, first: Outcome, seeds: Sequence[int | None], limit: float
 ) -> tuple[str, float | None] | None:
     """A sentence and the change if the same inputs give a result other than `first`, immediately or with a random seed."""
 
     def change(seed: int | None) -> float:
-        now = box(probe, dtype, seed=seed)
+        now = box(probe, seed=seed)
         grad = float((now.grad_TV - first.grad_TV).norm()) / max(float(first.grad_TV.norm()), 1e-300)
         return max(grad, abs(now.value - first.value) / max(abs(first.value), 1e-12))
 
@@ -923,7 +920,7 @@ def unrepeatable(
 def _confirm(box: BlackBox, ident: Identification, seed: int) -> Identification:
     """The identification with its second draw; an undetermined one if fresh batches contradict it."""
     try:
-        second = take_draw(box, ident.space, seed + OFFSET, ident.dtype)
+        second = take_draw(box, ident.space, seed + OFFSET)
     except LossCallError as error:
         return unexplained(ident, f"The same call on a second draw of the probes fails: {error}")
     ident = replace(ident, second=second)
@@ -956,7 +953,7 @@ def _on_dense_head(box: BlackBox, ident: Identification, second: Draw) -> Identi
     wide = DENSE_WIDTH + 16 * (ident.space.width == DENSE_WIDTH)
     hidden, weight, target = probes.dense_head(DENSE_TOKENS, wide, ident.space, second.seed)
     try:
-        _, _, grad_weight = box.on_head(hidden, weight, target, ident.dtype)
+        _, _, grad_weight = box.on_head(hidden, weight, target, box.dtype)
     except LossCallError as error:
         return unexplained(ident, f"A dense hidden state of {wide} columns fails: {error}")
     wanted = ident.model.source(Probe(hidden @ weight.T, target, ident.space.lanes)).T @ hidden
@@ -1013,7 +1010,7 @@ def _on_fresh_mask(box: BlackBox, ident: Identification, second: Draw) -> Identi
     probe = pool.take(torch.randperm(len(pool.target_T), generator=generator)[:tokens])
     keep = torch.rand(tokens, generator=generator) < 0.4
     keep[:2] = True
-    on_mask, on_all = (box.attempt(one, ident.dtype) for one in (probe.masked(keep), probe))
+    on_mask, on_all = (box.attempt(one) for one in (probe.masked(keep), probe))
     if on_mask is None or on_all is None:
         return None
     masked, whole = factors(ident, probe.masked(keep), on_mask.grad_TV)[0], factors(ident, probe, on_all.grad_TV)[0]

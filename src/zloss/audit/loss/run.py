@@ -99,7 +99,7 @@ def audit_loss(
         "linear": linear,
         **({"jax": version("jax")} if jax else {}),
         "device": str(box.device),
-        "probe_dtype": dtype_name(ident.dtype),
+        "probe_dtype": dtype_name(box.dtype),
         "probe_tokens": ident.space.tokens,
         "probe_vocab": ident.space.lanes,
         **({"probe_width": probes.probe_width(ident.space.tokens, ident.space.width)} if linear else {}),

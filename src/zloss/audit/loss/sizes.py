@@ -100,7 +100,7 @@ def _try(box: BlackBox, ident: Identification, space: Space, masked: bool, seed:
         keep[torch.randperm(space.tokens, generator=seeded(seed + 5))[COUNTED:]] = False
         probe = probe.masked(keep)
     try:
-        outcome = box(probe, ident.dtype)
+        outcome = box(probe)
     except LossCallError as error:
         return "refused", str(error), None
     if not outcome.finite:
