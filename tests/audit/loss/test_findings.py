@@ -29,7 +29,7 @@ def test_every_finding_has_a_pair() -> None:
 
 def test_the_page_says_which_findings_are_warnings() -> None:
     (sentence,) = re.findall(r"^(`.*`) are warnings\.$", PAGE, re.MULTILINE)
-    warnings = {id for id, question in FINDINGS.items() if question.severity == "warning"}
+    warnings = {id for id, check in FINDINGS.items() if check.severity == "warning"}
     assert set(re.findall(r"`(\w+)`", sentence)) == warnings, (
         "name it in the sentence below the table of docs/audit_loss.md"
     )

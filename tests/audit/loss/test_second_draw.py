@@ -68,7 +68,7 @@ def test_a_penalty_that_one_draw_shows_is_not_reported() -> None:
 
 
 @pytest.mark.parametrize("name", ["every other token", "Z of capped logits", "head, RMSNorm inside"])
-def test_a_question_about_a_z_that_is_not_known_was_passed(name: str) -> None:
+def test_a_check_of_a_z_that_is_not_known_passed(name: str) -> None:
     loss, options, _ = zoo.ZOO[name]
     audit = audit_loss(loss, **options)
     for id in ("max_shifted", "not_squared", "probabilities_not_logits", "filtered_source", "targets_moved"):
