@@ -102,7 +102,8 @@ class Evidence:
     @cached_property
     def returned(self) -> tuple[Returned, ...]:
         """What the function returns in addition to the loss."""
-        reported, masked = self.draw.outcomes["mixed"].reported, None
+        reported = self.draw.outcomes["mixed"].reported
+        masked: tuple[Probe, Outcome] | None = None
         if reported and self.ident.masks_predicted:
             probe = draw("half ignored", self.ident.space, self.draw.seed)
             masked = None if (outcome := self.box.attempt(probe)) is None else (probe, outcome)
