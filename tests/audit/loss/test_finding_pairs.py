@@ -183,9 +183,9 @@ def differs_from_expected(loss: Loss, options: Options) -> bool:
 
 def test_every_documented_finding_has_a_pair_and_a_direct_check() -> None:
     text = (Path(__file__).parents[3] / "docs" / "audit_loss.md").read_text(encoding="utf-8")
-    table = text.split("### The questions")[1].split("\n#")[0]
+    table = text.split("### The checks")[1].split("\n#")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(PAIRS), (
-        "docs/audit_loss.md: every finding has a row under “The questions”"
+        "docs/audit_loss.md: every finding has a row under “The checks”"
     )
     assert DIRECT.keys() | OBSERVABLE == PAIRS.keys(), (
         "a finding needs a function of its name with `@direct` in this file, or its id in OBSERVABLE of observed.py"

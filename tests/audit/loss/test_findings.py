@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import torch
 from tests.audit.loss.finding_pairs import PAIRS
 from zloss.audit.loss import findings
 from zloss.audit.loss.findings import FINDINGS, Evidence
-from zloss.audit.loss.probes import Space, draw
 from zloss.audit.loss.run import audit_loss
 from zloss.cli.main import main
 from zloss.results.loss_audit import Finding, LossAudit, Witness
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/audit_loss.md").read_text(encoding="utf-8")
 
 
 def test_every_finding_has_a_pair() -> None:
@@ -25,12 +28,29 @@ def test_every_finding_has_a_pair() -> None:
 
 
 def test_the_page_says_which_findings_are_warnings() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "audit_loss.md").read_text(encoding="utf-8")
-    (sentence,) = re.findall(r"^(`.*`) are warnings\.$", text, re.MULTILINE)
-    warnings = {id for id, question in FINDINGS.items() if question.severity == "warning"}
+    (sentence,) = re.findall(r"^(`.*`) are warnings\.$", PAGE, re.MULTILINE)
+    warnings = {id for id, check in FINDINGS.items() if check.severity == "warning"}
     assert set(re.findall(r"`(\w+)`", sentence)) == warnings, (
         "name it in the sentence below the table of docs/audit_loss.md"
     )
+
+
+def titles(heading: str) -> list[str]:
+    """First cells of the table under a heading of the page."""
+    section = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("| ")][1:]
+
+
+def test_every_line_of_the_tables_of_the_page_is_measured_by_the_benchmark_on_losses_that_exist() -> None:
+    bench = runpy.run_path(str(ROOT / "benchmarks/bench_audit_loss.py"))
+    can, cannot = titles("What it can identify"), titles("What it cannot tell")
+    assert min(len(can), len(cannot)) > 10
+    beginnings = list(bench["LINES"])
+    assert [title for title in can if not any(title.startswith(begin) for begin in beginnings)] == []
+    assert [begin for begin in beginnings if not any(title.startswith(begin) for title in can + cannot)] == []
+    for names in bench["LINES"].values():
+        for name in names:
+            bench["case"](name)
 
 
 @pytest.mark.parametrize("id", PAIRS)
@@ -149,18 +169,12 @@ def test_an_accusation_needs_the_second_draw(monkeypatch: pytest.MonkeyPatch) ->
     plain = FINDINGS["overflow"]
 
     def once(evidence: Evidence) -> Finding:
-        seen = evidence.draw is evidence.ident.first
-        told = Finding("overflow", "finding", "Seen.", 1.0, witness=evidence.witness("x", 1.0))
-        return told if seen else plain.measure(evidence)
+        if evidence.draw is evidence.ident.first:
+            return Finding("overflow", "finding", "Seen.", 1.0, witness=evidence.witness("x", 1.0))
+        return plain.measure(evidence)
 
     monkeypatch.setitem(findings.FINDINGS, "overflow", replace(plain, measure=once))
     audit = audit_loss(lambda z, y: torch.nn.functional.cross_entropy(z, y, reduction="sum"))
     found = {one.id: one for one in audit.found}
     assert "overflow" not in found
     assert "Two draws of the probes disagree. overflow" in found["unexplained_source"].sentence
-
-
-def test_a_draw_depends_on_its_seed_alone() -> None:
-    space = Space(96, 96)
-    assert torch.equal(draw("mixed", space, 3).logits_TV, draw("mixed", space, 3).logits_TV)
-    assert not torch.equal(draw("mixed", space, 3).logits_TV, draw("mixed", space, 4).logits_TV)

@@ -1,4 +1,4 @@
-"""What one draw of the probes shows and a second does not is told as unexplained, and no pass claims what was not tried."""
+"""What one draw of the probes shows and a second does not is reported as unexplained, and no pass claims what was not tried."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from tests.audit.loss import zoo
-from tests.audit.loss.zoo_check import wrong_with
-from zloss.audit.loss.identify import APART
+from tests.audit.loss.table import wrong_with
+from zloss.audit.loss.identify import UNLIKELY
 from zloss.audit.loss.probes import VOCAB, Space, draw
 from zloss.audit.loss.run import audit_loss
 from zloss.results.loss_audit import Finding, LossAudit
 
-FIRST = {name: draw(name, Space(VOCAB, VOCAB), seed=0).logits_TV[0] for name in (*APART, "confident")}
+FIRST = {name: draw(name, Space(VOCAB, VOCAB), seed=0).logits_TV[0] for name in (*UNLIKELY, "confident")}
 """The first row of every batch of the first draw."""
 
 
@@ -45,10 +45,10 @@ def test_an_error_that_one_draw_shows_is_unexplained(loss: Callable[[Tensor, Ten
     audit = audit_loss(loss)
     assert audit.errors == ()
     assert finding(audit, id).verdict == "not_applicable"
-    told = finding(audit, "unexplained_source")
-    assert told.verdict == "finding"
-    assert "Two draws of the probes disagree." in told.sentence
-    assert id in told.sentence
+    one = finding(audit, "unexplained_source")
+    assert one.verdict == "finding"
+    assert "Two draws of the probes disagree." in one.sentence
+    assert id in one.sentence
 
 
 def test_a_warning_next_to_the_right_numbers_was_not_wrong_in_the_zoo() -> None:
@@ -56,7 +56,7 @@ def test_a_warning_next_to_the_right_numbers_was_not_wrong_in_the_zoo() -> None:
     assert wrong_with(audit, zoo.exact()) == ["warnings {'unexplained_source'}"]
 
 
-def test_a_penalty_that_one_draw_shows_is_not_told() -> None:
+def test_a_penalty_that_one_draw_shows_is_not_reported() -> None:
     def loss(z: Tensor, y: Tensor) -> Tensor:
         first = any(on_the_first_draw(z, name) for name in FIRST)
         return zoo.ce(z, y) + zoo.zl(z, y, 3e-3 if first else 1e-3)
@@ -68,7 +68,7 @@ def test_a_penalty_that_one_draw_shows_is_not_told() -> None:
 
 
 @pytest.mark.parametrize("name", ["every other token", "Z of capped logits", "head, RMSNorm inside"])
-def test_a_question_about_a_z_that_is_not_known_was_passed(name: str) -> None:
+def test_a_check_of_a_z_that_is_not_known_passed(name: str) -> None:
     loss, options, _ = zoo.ZOO[name]
     audit = audit_loss(loss, **options)
     for id in ("max_shifted", "not_squared", "probabilities_not_logits", "filtered_source", "targets_moved"):

@@ -8,9 +8,8 @@ import pytest
 
 from tests.audit.loss.correct import correct_losses
 from tests.audit.loss.further import judge
-from tests.audit.loss.table import cases
+from tests.audit.loss.table import cases, wrong_with
 from tests.audit.loss.zoo import ZOO, Answer, exact, one_class_weighted
-from tests.audit.loss.zoo_check import wrong_with
 from zloss.audit.loss.run import audit_loss
 from zloss.errors import InputError
 from zloss.results.loss_audit import LossAudit

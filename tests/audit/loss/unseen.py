@@ -1,7 +1,7 @@
 """Forty losses in the styles of real training code that the audit was not developed on, each with its truth.
 
 `UNSEEN` maps a name to a `Case` (see `further`): 20 correct losses, 13 with a planted bug, 7 outside the family. The truths
-were written down before any of these losses was audited; `test_unseen_truths` checks them without the audit.
+were written down before any of these losses was audited; `test_truths` checks them without the audit.
 """
 
 from __future__ import annotations

@@ -33,10 +33,6 @@ from zloss.audit.loss import probes
 from zloss.audit.loss.probes import Probe, Space
 from zloss.errors import InputError, UnknownNameError
 
-LossFunction = Callable[..., Any]
-
-TIME_LIMIT = 300.0
-"""Seconds that one call of an audited loss may take by default."""
 LOSS_NAMES = ("loss", "total_loss", "total")
 Z_NAMES = ("z_loss", "auxiliary", "zloss", "z", "aux_loss")
 
@@ -54,8 +50,6 @@ class Reported:
     """A value that was returned in addition to the loss: its number (None if not a scalar), dtype, and whether it claims
     a gradient."""
 
-    name: str
-    """Its key or attribute, or "item 1" for the second entry of a tuple."""
     value: float | None
     shape: tuple[int, ...]
     dtype: torch.dtype | None
@@ -70,26 +64,27 @@ class Outcome:
     dtype: torch.dtype
     grad_TV: Tensor
     """∂(upstream · loss)/∂logits."""
-    grad_hidden_TD: Tensor | None
-    """∂loss/∂hidden at the columns of the tokens, each times its s: δ · logitsᵀ, [T, T]; None for a loss of logits."""
+    hidden_grad_TT: Tensor | None
+    """∂loss/∂hidden at the columns of the tokens, each times its s: δ · logitsᵀ; None for a loss of logits."""
     has_gradient: bool
     """False when the loss came without a graph."""
     reported: dict[str, Reported]
+    """By key or attribute, or "item 1" for the second entry of a tuple."""
     overwritten: tuple[str, ...]
     """Names of the arguments whose contents had changed after backward."""
     beyond: float = 0.0
-    """Norm of the gradient on the extra row, without a target, that only a loss that shifts its targets is given."""
+    """Norm of the gradient on the extra row without a target, which only a loss that shifts its targets is given."""
 
     @property
     def finite(self) -> bool:
-        return bool(torch.isfinite(self.grad_TV).all()) and abs(self.value) < float("inf")
+        return bool(torch.isfinite(self.grad_TV).all()) and math.isfinite(self.value)
 
 
 @dataclass
 class BlackBox:
     """Calls one loss function the way a training step would; every call gets fresh inputs and the same RNG state."""
 
-    function: LossFunction
+    function: Callable[..., Any]
     name: str
     linear: bool
     device: torch.device
@@ -103,17 +98,20 @@ class BlackBox:
     """Name of a returned value that is added to the first one, for losses whose caller adds them."""
     transposed: bool = False
     """Whether a linear loss expects its weight as [D, V]."""
-    time_limit: float | None = TIME_LIMIT
+    dtype: torch.dtype = torch.float64
+    """What the loss is called in unless a call says otherwise."""
+    time_limit: float | None = None
+    """Seconds that one call may take; None or 0: no limit."""
     calls: int = 0
 
-    def like(self, function: LossFunction, name: str) -> BlackBox:
+    def like(self, function: Callable[..., Any], name: str) -> BlackBox:
         """Another loss, called the way this one is."""
         return replace(self, function=function, name=name, added=None, calls=0)
 
     def __call__(
         self,
         probe: Probe,
-        dtype: torch.dtype = torch.float64,
+        dtype: torch.dtype | None = None,
         *,
         upstream: float | Tensor = 1.0,
         through: str | None = None,
@@ -126,7 +124,7 @@ class BlackBox:
         """
         tokens = len(probe.target_T)
         logits_TV, target_T = self._moved(probe.logits_TV, probe.target_T)
-        leaves = self._leaves(logits_TV, dtype)
+        leaves = self._leaves(logits_TV, dtype or self.dtype)
         arguments, loss, items = self._forward(leaves, target_T, seed)
         if loss.numel() != (len(target_T) if per_token else 1):
             kind = f"a tensor of shape {list(arguments[-1].shape)}" if per_token else "a scalar"
@@ -148,9 +146,9 @@ class BlackBox:
             value=float(loss.detach().double().sum()),
             dtype=loss.dtype,
             grad_TV=grad_TV[:tokens],
-            grad_hidden_TD=None if hidden_TT is None else hidden_TT[:tokens, :tokens],
+            hidden_grad_TT=None if hidden_TT is None else hidden_TT[:tokens, :tokens],
             has_gradient=root.requires_grad,
-            reported={name: _reported(name, value) for name, value in items.items()},
+            reported={name: _reported(value) for name, value in items.items()},
             overwritten=tuple(
                 name
                 for name, was, now in zip(self._names, before, arguments, strict=True)
@@ -159,7 +157,7 @@ class BlackBox:
             beyond=float(grad_TV[tokens:].norm()),
         )
 
-    def attempt(self, probe: Probe, dtype: torch.dtype) -> Outcome | None:
+    def attempt(self, probe: Probe, dtype: torch.dtype | None = None) -> Outcome | None:
         """The same; None if the loss fails or is not finite."""
         try:
             outcome = self(probe, dtype)
@@ -167,10 +165,10 @@ class BlackBox:
             return None
         return outcome if outcome.finite else None
 
-    def value(self, logits_TV: Tensor, target_T: Tensor, dtype: torch.dtype = torch.float64) -> float:
+    def value(self, logits_TV: Tensor, target_T: Tensor) -> float:
         """The scalar alone, as a training step would see it (inputs still require gradients)."""
         logits_TV, target_T = self._moved(logits_TV, target_T)
-        return float(self._forward(self._leaves(logits_TV, dtype), target_T, None)[1].detach().double().sum())
+        return float(self._forward(self._leaves(logits_TV, self.dtype), target_T, None)[1].detach().double().sum())
 
     def on_head(
         self, hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor, dtype: torch.dtype
@@ -247,10 +245,10 @@ class BlackBox:
                 f"{name} {batch * (name != 'weight') + list(x.shape)}"
                 for name, x in zip(self._names, arguments, strict=True)
             ]
-            dtype = str(arguments[0].dtype).removeprefix("torch.")
+            hints = _arguments_hint(self.function, self.linear, error) + _gpu_hint(error, self.device)
             raise LossCallError(
                 f"{self.name} raised {_named_error(error)} when called with {', '.join(shapes)} in "
-                f"{dtype}.{_arguments_hint(self.function, self.linear, error)}{_gpu_hint(error, self.device)}"
+                f"{dtype_name(arguments[0].dtype)}.{hints}"
             ) from error
 
 
@@ -263,6 +261,10 @@ def _gradients(leaves: list[Tensor], missing: float) -> list[Tensor]:
 def _same(was: Tensor, now: Tensor) -> bool:
     """Whether two tensors are equal, with a NaN equal to a NaN. Copies are only made where something differs."""
     return torch.equal(was, now) or torch.equal(was.nan_to_num(), now.nan_to_num())
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def loss_name(function: Callable[..., Any]) -> str:
@@ -292,7 +294,7 @@ def find_call(box: BlackBox, space: Space, logits: Tensor | None) -> Space:
         devices.append(torch.device("cuda"))
     spaces = [space]
     if logits is not None and logits.dim() >= 2 and not space.padded:
-        spaces.append(space.with_vocab(logits.shape[-1], few=True))
+        spaces.append(space.with_vocab(logits.shape[-1]))
     refusals: list[LossCallError] = []
     for box.device, tried in product(devices, spaces):
         if (error := _refusal(box, tried)) is None:
@@ -301,7 +303,7 @@ def find_call(box: BlackBox, space: Space, logits: Tensor | None) -> Space:
     box.device = devices[0]
     if isinstance(refusals[0].__cause__, SIZE_ERRORS):
         others = [replace(space, tokens=tokens) for tokens in COMMON_TOKENS]
-        others += [] if space.padded else [space.with_vocab(vocab, few=True) for vocab in COMMON_VOCABS]
+        others += [] if space.padded else [space.with_vocab(vocab) for vocab in COMMON_VOCABS]
         for tried in others:
             if _refusal(box, tried) is not None:
                 continue
@@ -392,11 +394,11 @@ def _kind(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def _reported(name: str, value: Any) -> Reported:
+def _reported(value: Any) -> Reported:
     if not isinstance(value, Tensor):
-        return Reported(name, float(value), (), None, False)
+        return Reported(float(value), (), None, False)
     number = float(value.detach().double().reshape(())) if value.numel() == 1 else None
-    return Reported(name, number, tuple(value.shape), value.dtype, value.requires_grad)
+    return Reported(number, tuple(value.shape), value.dtype, value.requires_grad)
 
 
 # The process and its errors.
@@ -555,7 +557,7 @@ def load_function(name: str) -> Callable[..., Any]:
             raise UnknownNameError(f"name in {module_name}", attribute, public[:40], alike=NEAR)
         found = getattr(found, part)
     if not callable(found):
-        raise InputError(f"{name} is a {type(found).__name__}, not a function.")
+        raise InputError(f"{name} is of type {type(found).__name__}, not a function.")
     if isinstance(found, type):
         raise InputError(
             f"{name} is a class, not a loss: create an instance in the file, `loss = {attribute}(…)`, and name that."

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from zloss.audit.loss.calls import BlackBox, LossCallError, Outcome
+from zloss.audit.loss.calls import BlackBox, LossCallError, Outcome, dtype_name
 from zloss.audit.loss.identify import (
     Draw,
     Identification,
@@ -32,7 +32,7 @@ from zloss.audit.loss.model_tokens import audited_probe, beyond_rounding, bf16_i
 from zloss.audit.loss.probes import Probe, draw, seeded
 from zloss.audit.loss.returned import Returned, recognize, reported_z
 from zloss.audit.loss.sizes import SizeTried, try_sizes
-from zloss.audit.loss.source import NOT_SQUARED, PROBABILITIES, UNIT, decompose, token_count
+from zloss.audit.loss.source import NOT_SQUARED, PROBABILITIES, UNIT, decompose, relative_error, token_count
 from zloss.decide.stages import REMEDIES
 from zloss.results.loss_audit import Finding, Severity, SourceError, Witness
 
@@ -76,14 +76,6 @@ class Evidence:
         name = "wide" if "wide" in self.draw.outcomes else "mixed"
         return self.draw.probes[name], self.draw.outcomes[name]
 
-    def call(self, probe: Probe, dtype: torch.dtype | None = None, **options: Any) -> Outcome:
-        """One call, by default in the dtype of the identification."""
-        return self.box(probe, dtype or self.ident.dtype, **options)
-
-    def attempt(self, probe: Probe, dtype: torch.dtype | None = None) -> Outcome | None:
-        """The same; None if the loss fails or is not finite."""
-        return self.box.attempt(probe, dtype or self.ident.dtype)
-
     @cached_property
     def weights(self) -> tuple[Weights, ...]:
         """The weights on CE and Z in batches of several sizes and masks."""
@@ -110,17 +102,13 @@ class Evidence:
     @cached_property
     def returned(self) -> tuple[Returned, ...]:
         """What the function returns in addition to the loss."""
-        if not self.draw.outcomes["mixed"].reported:
-            return ()
-        masked = None
-        if self.ident.masks_predicted:
+        reported = self.draw.outcomes["mixed"].reported
+        masked: tuple[Probe, Outcome] | None = None
+        if reported and self.ident.masks_predicted:
             probe = draw("half ignored", self.ident.space, self.draw.seed)
-            masked = None if (outcome := self.attempt(probe)) is None else (probe, outcome)
-        return recognize(self.ident, self.draw, self.expect.get("target"), masked)
-
-    @property
-    def reported_z(self) -> Returned | None:
-        return reported_z(self.returned)
+            masked = None if (outcome := self.box.attempt(probe)) is None else (probe, outcome)
+        target = self.expect.get("target")
+        return tuple(recognize(name, self.ident, self.draw, target, masked) for name in reported)
 
     def witness(
         self,
@@ -137,34 +125,28 @@ class Evidence:
         probe = on or self.draw.probes["mixed"]
         sizes = [abs(x) for x in (measured, expected) if x is not None and math.isfinite(x)]
         rounding = self.ident.eps * max(sizes, default=0.0) if noise is None else noise
-        shape, dtype = shape or tuple(probe.logits_TV.shape), dtype or _name(self.ident.dtype)
+        shape, dtype = shape or tuple(probe.logits_TV.shape), dtype or dtype_name(self.box.dtype)
         return Witness(shape, dtype, probe.seed, expected, measured, rounding, probe.name, quantity)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 @dataclass(frozen=True)
-class Question:
-    """A registered finding."""
+class Check:
+    """A registered check."""
 
     id: str
     severity: Severity
-    remedy: str
     needs: Need
     measure: Callable[[Evidence], Finding]
     repeat: bool
     """Whether a second draw has to show it too; False for open answers and facts about a single call."""
 
-    def put(self, evidence: Evidence) -> Finding:
+    def answer(self, evidence: Evidence) -> Finding:
         lacking = _lacking(evidence, self.needs)
         try:
             answer = self.measure(evidence) if lacking is None else not_applicable(lacking)
         except LossCallError as error:
             answer = not_applicable(f"This could not be tried: {error}")
-        severity = self.severity if answer.verdict == "finding" else None
-        return replace(answer, id=self.id, severity=severity, witness=None if severity == "note" else answer.witness)
+        return replace(answer, id=self.id, severity=self.severity if answer.verdict == "finding" else None)
 
 
 def _lacking(e: Evidence, needs: Need) -> str | None:
@@ -177,18 +159,18 @@ def _lacking(e: Evidence, needs: Need) -> str | None:
     return NO_Z if needs.startswith("z") and not has_z else None
 
 
-FINDINGS: dict[str, Question] = {}
+FINDINGS: dict[str, Check] = {}
 
 Measure = Callable[[Evidence], Finding]
 
 
 def finding(severity: Severity, needs: Need = "anything", *, repeat: bool = True) -> Callable[[Measure], Measure]:
-    """Register the decorated function under its name; the remedy is the one that the decision map reads too."""
+    """Register the decorated function under its name, for which the decision map has a remedy."""
 
     def register(measure: Measure) -> Measure:
         id = measure.__name__
         assert id in REMEDIES, f"give {id} a remedy in REMEDIES of decide/stages.py"
-        FINDINGS[id] = Question(id, severity, REMEDIES[id], needs, measure, repeat)
+        FINDINGS[id] = Check(id, severity, needs, measure, repeat)
         return measure
 
     return register
@@ -211,31 +193,33 @@ def answer_all(evidence: Evidence) -> tuple[Finding, ...]:
 
     One that the second draw does not show is unexplained: its check has no result, and its figure is stated there.
     """
-    findings = {id: question.put(evidence) for id, question in FINDINGS.items()}
+    findings = {id: check.answer(evidence) for id, check in FINDINGS.items()}
     doubted = [id for id, one in findings.items() if one.severity in ("error", "warning") and FINDINGS[id].repeat]
     second = evidence.ident.second
     if not doubted or second is None or "mixed" not in second.outcomes:
         return tuple(findings.values())
     again = evidence.again(second)
-    seen = {id: FINDINGS[id].put(again) for id in doubted}
+    seen = {id: FINDINGS[id].answer(again) for id in doubted}
     lost = {id: one for id, one in seen.items() if one.verdict != "finding"}
     if "size_dependent" in seen.keys() - lost.keys():
         # Only the sizes that differ on both draws are named.
         findings["size_dependent"] = seen["size_dependent"]
-    for id in lost.keys() - {"size_dependent", "denominator_mismatch"}:
+    for id in lost:
+        if id in ("size_dependent", "denominator_mismatch"):
+            continue
         # The same check on the same draw: a different result now comes from state, not from the draw.
-        if FINDINGS[id].put(replace(evidence)).verdict != "finding":
+        if FINDINGS[id].answer(replace(evidence)).verdict != "finding":
             one = findings[id]
             why = f"The same check gives a different result when it is repeated ({id}: “{one.sentence}”): the loss keeps state."
             findings["not_repeatable"] = Finding("not_repeatable", "finding", why, one.figure, "warning", one.witness)
             return tuple(findings.values())
     if lost:
-        told = [
+        both = [
             f"{id}: on the first “{findings[id].sentence}”, on the second “{one.sentence}”" for id, one in lost.items()
         ]
         plain, first = findings["unexplained_source"], findings[next(iter(lost))]
-        said = f"{plain.sentence} " if plain.verdict == "finding" else ""
-        sentence = f"{said}Two draws of the probes disagree. {'; '.join(told)}"
+        before = f"{plain.sentence} " if plain.verdict == "finding" else ""
+        sentence = f"{before}Two draws of the probes disagree. {'; '.join(both)}"
         findings["unexplained_source"] = Finding(
             "unexplained_source", "finding", sentence, None, "warning", plain.witness or first.witness
         )
@@ -329,10 +313,10 @@ def _in_16_bits(e: Evidence) -> Finding | None:
     unusual = not model.warp.identity or got.label_smoothing or "confident" not in e.draw.outcomes
     if not known or not ident.plain or unusual:
         return None
-    silent, loud, wide = e.draw.probes["confident"], e.draw.probes["mixed"], _name(ident.dtype)
+    silent, loud, wide = e.draw.probes["confident"], e.draw.probes["mixed"], dtype_name(e.box.dtype)
     z_TV = model.z_source(silent)[silent.saturated_T]
     for dtype in (torch.bfloat16, torch.float16):
-        name, alone, both = _name(dtype), e.attempt(silent, dtype), e.attempt(loud, dtype)
+        name, alone, both = dtype_name(dtype), e.box.attempt(silent, dtype), e.box.attempt(loud, dtype)
         if alone is None or both is None:
             continue
         seen_TV = alone.grad_TV[silent.saturated_T]
@@ -405,10 +389,9 @@ def forward_backward_mismatch(e: Evidence) -> Finding:
 def _hidden_against_weight(e: Evidence) -> float:
     """dh must be δ·W with the δ read from dW."""
     probe, outcome = e.mixed
-    if outcome.grad_hidden_TD is None:
+    if outcome.hidden_grad_TT is None:
         return 0.0
-    wanted = outcome.grad_TV @ probe.logits_TV.T
-    return float((outcome.grad_hidden_TD - wanted).norm() / wanted.norm().clamp(min=1e-300))
+    return relative_error(outcome.hidden_grad_TT, outcome.grad_TV @ probe.logits_TV.T)
 
 
 class Slope(NamedTuple):
@@ -452,7 +435,7 @@ def _directions(e: Evidence) -> Iterator[tuple[str, Probe, Outcome, Tensor, floa
     at = {name: (e.draw.probes[name], outcome) for name, outcome in e.draw.outcomes.items() if name != "crowded"}
     if not quadratic:
         moved = {name: probe.shifted(0.13) for name, (probe, _) in at.items()}
-        at = {name: (probe, answer) for name, probe in moved.items() if (answer := e.attempt(probe)) is not None}
+        at = {name: (probe, answer) for name, probe in moved.items() if (answer := e.box.attempt(probe)) is not None}
     if "mixed" not in at:
         return
     probe, outcome = at["mixed"]
@@ -460,7 +443,7 @@ def _directions(e: Evidence) -> Iterator[tuple[str, Probe, Outcome, Tensor, floa
     smooth = ((probe.inside_TV == probe.max_T.unsqueeze(-1)).sum(-1) == 1).unsqueeze(-1)
     local = [("its own gradient", probe, outcome, outcome.grad_TV)]
     masked = probe.masked(torch.arange(len(probe.target_T)) % 3 > 0)
-    if ident.masks_accepted and (answer := e.attempt(masked)) is not None:
+    if ident.masks_accepted and (answer := e.box.attempt(masked)) is not None:
         # Value and gradient may have different denominators.
         local.append(("its own gradient, with tokens ignored", masked, answer, answer.grad_TV))
     random = torch.randn(probe.logits_TV.shape, generator=seeded(e.draw.seed + 2), dtype=torch.float64)
@@ -480,7 +463,7 @@ def _slope(e: Evidence, words: str, probe: Probe, outcome: Outcome, direction: T
     """The derivative along one direction; None if the scalar cannot be read finely enough."""
     try:
         low2, low1, high1, high2 = values = [
-            e.box.value(probe.logits_TV + k * step * direction, probe.target_T, e.ident.dtype) for k in (-2, -1, 1, 2)
+            e.box.value(probe.logits_TV + k * step * direction, probe.target_T) for k in (-2, -1, 1, 2)
         ]
     except LossCallError:
         return None
@@ -504,7 +487,7 @@ def _slope(e: Evidence, words: str, probe: Probe, outcome: Outcome, direction: T
 
 def _scalar_unit(e: Evidence, outcome: Outcome) -> float:
     """The scalar may come back in a narrower format than it, or the gradient, was computed in."""
-    return max(e.ident.eps, UNIT.get(_name(outcome.dtype), 0.0))
+    return max(e.ident.eps, UNIT.get(dtype_name(outcome.dtype), 0.0))
 
 
 def _value_offset(e: Evidence) -> tuple[float, Witness] | None:
@@ -533,11 +516,11 @@ def all_ignored_nonfinite(e: Evidence) -> Finding:
     loss?"""
     probe, _ = e.mixed
     tokens = len(probe.target_T)
-    some = e.call(probe.masked(torch.arange(tokens) % 2 == 0))
+    some = e.box(probe.masked(torch.arange(tokens) % 2 == 0))
     empty = draw("all ignored", e.ident.space, e.draw.seed)
     witness = e.witness("value of the loss with every token ignored", None, 0.0, noise=0.0, on=empty)
     try:
-        outcome = e.call(empty)
+        outcome = e.box(empty)
     except LossCallError as error:
         return found(f"A batch whose tokens are all ignored fails: {error}", None, witness)
     if not outcome.finite:
@@ -548,7 +531,7 @@ def all_ignored_nonfinite(e: Evidence) -> Finding:
         logits, keep = probe.logits_TV.clone(), torch.arange(tokens) != 1
         logits[1, 0] = math.inf
         try:
-            leak = e.call(replace(probe, logits_TV=logits).masked(keep))
+            leak = e.box(replace(probe, logits_TV=logits).masked(keep))
         except LossCallError as error:
             return passed(f"All-ignored batches give a finite loss; infinite logits could not be tried: {error}")
         # The ignored row's own gradient is not looked at: PyTorch's cross_entropy leaves NaN there.
@@ -624,7 +607,7 @@ def denominator_mismatch(e: Evidence) -> Finding:
 def _masked_witness(e: Evidence) -> Witness | None:
     """λ relative to CE where half of the tokens are ignored, against the same batch without a mask; None if they are equal."""
     half, (probe, whole) = draw("half ignored", e.ident.space, e.draw.seed), e.mixed
-    if (outcome := e.attempt(half)) is None:
+    if (outcome := e.box.attempt(half)) is None:
         return None
     masked = weigh(e.ident, probe, half.valid_T, outcome.grad_TV)
     plain = weigh(e.ident, probe, torch.ones_like(half.valid_T), whole.grad_TV)
@@ -657,7 +640,7 @@ def max_shifted(e: Evidence) -> Finding:
     if e.ident.identified.coordinate != "max_shifted":
         return passed("The row maximum is not left out of log Z.")
     probe, outcome = e.mixed
-    moved = e.call(probe.shifted(8.0))
+    moved = e.box(probe.shifted(8.0))
     change = abs(float((moved.grad_TV - outcome.grad_TV).sum()))
     coef, model = e.ident.identified.coef or 0.0, e.ident.model
     wanted = abs(2 * coef * 8.0 * len(probe.target_T) / model.count(model.z_denominator or "sum", probe))
@@ -721,18 +704,18 @@ def _whole_multiple(ratio: float) -> int | None:
 @finding("warning", repeat=False)
 def overwrites_input(e: Evidence) -> Finding:
     """Are the caller's tensors still what they were after forward and backward, in every dtype?"""
-    ident, (probe, _) = e.ident, e.mixed
+    probe, _ = e.mixed
     # Some losses rewrite only the targets they ignore; `float()` copies all but fp32.
     masked = probe.masked(torch.arange(len(probe.target_T)) % 2 == 0)
-    changed = {(name, _name(ident.dtype)) for outcome in e.draw.outcomes.values() for name in outcome.overwritten}
+    changed = {(name, dtype_name(e.box.dtype)) for outcome in e.draw.outcomes.values() for name in outcome.overwritten}
     tried: list[str] = []
-    for dtype in dict.fromkeys((ident.dtype, torch.float32, torch.bfloat16, torch.float16)):
+    for dtype in dict.fromkeys((e.box.dtype, torch.float32, torch.bfloat16, torch.float16)):
         for batch in (masked, probe):
             try:
-                outcome = e.call(batch, dtype)
+                outcome = e.box(batch, dtype)
             except LossCallError:
                 continue
-            tried.append(_name(dtype))
+            tried.append(dtype_name(dtype))
             changed |= {(name, tried[-1]) for name in outcome.overwritten}
             break
     if not changed:
@@ -752,16 +735,14 @@ def overwrites_input(e: Evidence) -> Finding:
 def reported_z_dtype(e: Evidence) -> Finding:
     """Is the reported Z rounded to 16 bits? Called with bf16 logits, as a mixed-precision model would."""
     probe, plain = e.mixed
-    half = e.attempt(probe, torch.bfloat16)
+    half = e.box.attempt(probe, torch.bfloat16)
     outcomes = [plain] if half is None else [plain, half]
-    returned = "" if half is None else f" bf16 logits give a {_name(half.dtype)} loss."
-    z, narrow = e.reported_z, (torch.bfloat16, torch.float16)
+    returned = "" if half is None else f" bf16 logits give a {dtype_name(half.dtype)} loss."
+    z, narrow = reported_z(e.returned), (torch.bfloat16, torch.float16)
     bits = e.witness("bits of the value", 16.0, 32.0, noise=0.0)
     if plain.dtype in narrow:
-        words = (
-            f"{_name(e.ident.dtype)} logits give a {_name(plain.dtype)} loss: the logged value has two or three digits."
-        )
-        return found(words, 16.0, bits)
+        dtypes = f"{dtype_name(e.box.dtype)} logits give a {dtype_name(plain.dtype)} loss"
+        return found(f"{dtypes}: the logged value has two or three digits.", 16.0, bits)
     if z is None:
         return not_applicable(f"The loss does not report Z separately.{returned}")
     for outcome in outcomes:
@@ -769,7 +750,7 @@ def reported_z_dtype(e: Evidence) -> Finding:
         if item is not None and item.dtype in narrow:
             bits = replace(bits, dtype=bits.dtype if outcome is plain else "bfloat16", quantity=f"bits of `{z.name}`")
             return found(
-                f"The reported Z is in {_name(item.dtype)}, which has two or three digits.{returned}", 16.0, bits
+                f"The reported Z is in {dtype_name(item.dtype)}, which has two or three digits.{returned}", 16.0, bits
             )
     return passed(f"The reported Z is at least fp32.{returned}")
 
@@ -777,15 +758,14 @@ def reported_z_dtype(e: Evidence) -> Finding:
 @finding("error")
 def reported_z_no_gradient(e: Evidence) -> Finding:
     """Does a reported Z that claims a gradient have one? Explicitly detached (`requires_grad` False) is fine."""
-    z, (probe, outcome) = e.reported_z, e.mixed
-    plain = None if z is None else outcome.reported.get(z.name)
-    if plain is None:
+    z, (probe, outcome) = reported_z(e.returned), e.mixed
+    if z is None:
         return not_applicable("The loss does not report Z separately.")
-    if not plain.requires_grad:
+    if not outcome.reported[z.name].requires_grad:
         return passed("The reported Z is explicitly detached, so it cannot be trained on by mistake.")
-    witness = e.witness(f"norm of the gradient of `{plain.name}` at the logits", 0.0, float(outcome.grad_TV.norm()))
+    witness = e.witness(f"norm of the gradient of `{z.name}` at the logits", 0.0, float(outcome.grad_TV.norm()))
     try:
-        norm = float(e.call(probe, through=plain.name).grad_TV.norm())
+        norm = float(e.box(probe, through=z.name).grad_TV.norm())
     except LossCallError as error:
         return found(f"The reported Z requires a gradient, but backward through it fails: {error}", None, witness)
     if norm == 0.0:
@@ -797,7 +777,7 @@ def reported_z_no_gradient(e: Evidence) -> Finding:
 @finding("error")
 def reported_z_value(e: Evidence) -> Finding:
     """Is the reported Z the one that is trained: λ Σ (v − c)²/D of the penalty that the gradient holds?"""
-    ident, z = e.ident, e.reported_z
+    ident, z = e.ident, reported_z(e.returned)
     if z is None:
         untrained = any(one.role == "z_not_trained" for one in e.returned)
         more = " A (log Z)² is returned, and the loss does not train it." if untrained else ""
@@ -808,29 +788,21 @@ def reported_z_value(e: Evidence) -> Finding:
         return not_applicable("Token weights or the form of the penalty keep its value from being predicted.")
     values = [item.value for outcome in e.draw.outcomes.values() if (item := outcome.reported.get(z.name)) is not None]
     probe, outcome = e.mixed
-    item = outcome.reported.get(z.name)
-    witness = e.witness(f"`{z.name}`", None if item is None else item.value, ident.model.z_value(probe))
+    witness = e.witness(f"`{z.name}`", outcome.reported[z.name].value, ident.model.z_value(probe))
     if any(value is not None and not math.isfinite(value) for value in values):
         return found("The reported Z is not finite on ordinary logits.", None, witness)
+    what = "the mean of (log Z − c)²" if z.role == "z_without_coef" else "the one that is trained"
     if z.masked is not None:
-        said, over_valid = z.masked
-        what = "the mean of (log Z − c)²" if z.role == "z_without_coef" else "the one that is trained"
+        reported, over_valid = z.masked
+        quantity = f"`{z.name}` with tokens ignored"
         return found(
             f"The reported Z (`{z.name}`) is {what} only on batches without ignored tokens: with ignored tokens it is "
-            f"{said:.4g}, and {over_valid:.4g} over the tokens that are trained.",
-            said / over_valid if over_valid else None,
-            replace(
-                witness,
-                measured=said,
-                expected=over_valid,
-                probe="half ignored",
-                quantity=f"`{z.name}` with tokens ignored",
-            ),
+            f"{reported:.4g}, and {over_valid:.4g} over the tokens that are trained.",
+            reported / over_valid if over_valid else None,
+            replace(witness, measured=reported, expected=over_valid, probe="half ignored", quantity=quantity),
         )
-    if z.role == "z":
-        return passed(f"The reported Z (`{z.name}`) is the one that is trained.", 1.0)
-    if z.role == "z_without_coef":
-        return passed(f"The reported Z (`{z.name}`) is the mean of (log Z − c)² without its λ.", 1.0)
+    if z.role in ("z", "z_without_coef"):
+        return passed(f"The reported Z (`{z.name}`) is {what}{' without its λ' * (z.role != 'z')}.", 1.0)
     if z.role == "z_multiple":
         ratio = z.ratio or 0.0
         return found(f"The reported Z (`{z.name}`) is {ratio:.4g} times the Z that is trained.", ratio, witness)
@@ -848,7 +820,7 @@ def upstream_ignored(e: Evidence) -> Finding:
     ident, (probe, outcome) = e.ident, e.mixed
     worst, tolerance = 0.0, 1e-2 if ident.how == "rounded" else max(1e-4, 8 * ident.eps)
     for factor in (3.0, -0.5):
-        worst = max(worst, _relative(e.call(probe, upstream=factor).grad_TV, factor * outcome.grad_TV))
+        worst = max(worst, relative_error(e.box(probe, upstream=factor).grad_TV, factor * outcome.grad_TV))
     if not worst <= tolerance:
         words = f"k · loss does not give k · gradient (relative error {worst:.3g})."
         witness = e.witness("‖gradient of k·loss − k·gradient‖ / ‖k·gradient‖", worst, noise=tolerance)
@@ -858,13 +830,11 @@ def upstream_ignored(e: Evidence) -> Finding:
         return passed(f"k · loss gives k · gradient. {hint}", worst)
     upstream_T = 0.25 + torch.rand(len(probe.target_T), generator=seeded(e.draw.seed), dtype=torch.float64)
     upstream_T[::5] *= -1
-    ones, given = (
-        e.per_token(probe, ident.dtype, upstream=u, per_token=True) for u in (torch.ones_like(upstream_T), upstream_T)
-    )
+    ones, given = (e.per_token(probe, upstream=u, per_token=True) for u in (torch.ones_like(upstream_T), upstream_T))
     wanted = upstream_T.unsqueeze(-1) * ones.grad_TV
     if not ones.has_gradient or not float(wanted.norm()) > 0:
         return found("The per-token variant has no gradient.", 1.0, e.witness("norm of its gradient", 0.0, None))
-    error_T = _relative(given.grad_TV, wanted)
+    error_T = relative_error(given.grad_TV, wanted)
     if not error_T <= tolerance:
         return found(
             f"The per-token variant does not honor per-token upstream gradients (relative error {error_T:.3g}).",
@@ -874,17 +844,13 @@ def upstream_ignored(e: Evidence) -> Finding:
     return passed("Upstream gradients are honored, per token too.", max(worst, error_T))
 
 
-def _relative(seen: Tensor, wanted: Tensor) -> float:
-    return float((seen - wanted).norm() / wanted.norm().clamp(min=1e-300))
-
-
 @finding("error", "z numbers")
 def probabilities_not_logits(e: Evidence) -> Finding:
     """Is the logsumexp taken of probabilities instead of logits?"""
-    if e.ident.fit is None or not set(e.ident.fit.quantities) & set(PROBABILITIES):
+    if not set(e.ident.quantities) & set(PROBABILITIES):
         return passed("Z is not computed from probabilities.")
     r = e.mixed[0]
-    penalized, log_z = (float(v.max() - v.min()) for v in (e.ident.fit.quantities[0].value(r), r.log_z_T))
+    penalized, log_z = (float(v.max() - v.min()) for v in (e.ident.quantities[0].value(r), r.log_z_T))
     return found(
         "Z is the logsumexp of the probabilities: it lies between log V and log(V + e − 1) whatever the logits "
         "are, and nothing constrains their normalizer. Pass the logits.",
@@ -899,19 +865,19 @@ def overflow(e: Evidence) -> Finding:
     base, model = draw("continuous", e.ident.space, e.draw.seed), e.ident.model
     # Far out on a softcap the derivative itself is a difference that fp32 cannot hold.
     compared = e.ident.trusted and e.ident.how != "filtered" and model.warp.cap is None
-    calm = e.attempt(base, torch.float32) if compared else None
-    noise = math.inf if calm is None else _relative(calm.grad_TV, model.source(base))
+    calm = e.box.attempt(base, torch.float32) if compared else None
+    noise = math.inf if calm is None else relative_error(calm.grad_TV, model.source(base))
     for shift in (100.0, -100.0):
         words, probe = f"A common shift of {shift:+.0f}", base.shifted(shift)
         quantity = f"relative error of the gradient after a common shift of {shift:+.0f}"
         witness = e.witness(quantity, None, on=base, dtype="float32")
         try:
-            outcome = e.call(probe, torch.float32)
+            outcome = e.box(probe, torch.float32)
         except LossCallError as error:
             return found(f"{words} fails: {error}", shift, witness)
         if not outcome.finite:
             return found(f"{words} makes loss or gradient non-finite in fp32.", shift, witness)
-        if noise < 1e-3 and (off := _relative(outcome.grad_TV, model.source(probe))) > 2e-2:
+        if noise < 1e-3 and (off := relative_error(outcome.grad_TV, model.source(probe))) > 2e-2:
             witness = replace(witness, measured=off, noise=noise)
             return found(f"{words} leaves a gradient that is off by {off:.2g} (relative).", off, witness)
     if missing := sorted(set(e.draw.probes) - set(e.draw.outcomes)):
@@ -966,7 +932,7 @@ def padding_in_log_z(e: Evidence) -> Finding:
         return not_applicable("If the vocabulary is padded, pass the number of real rows as `valid_vocab=`.")
     base, sizes = draw("continuous", ident.space, e.draw.seed), [(0.0, "")]
     for moved in (base, base.shifted(-40.0)):
-        plain = e.call(moved)
+        plain = e.box(moved)
         inside = plain.grad_TV[:, :lanes]
         others = {"lanes cut off": replace(moved, logits_TV=moved.inside_TV)}
         for fill in (0.0, 50.0):
@@ -975,11 +941,11 @@ def padding_in_log_z(e: Evidence) -> Finding:
             others[f"lanes at {fill:+.0f}"] = replace(moved, logits_TV=logits)
         for words, probe in others.items():
             try:
-                outcome = e.call(probe)
+                outcome = e.box(probe)
             except LossCallError:
                 continue
             value = abs(plain.value - outcome.value) / max(abs(plain.value), 1e-12)
-            sizes.append((max(value, _relative(outcome.grad_TV[:, :lanes], inside)), words))
+            sizes.append((max(value, relative_error(outcome.grad_TV[:, :lanes], inside)), words))
             beyond = float(outcome.grad_TV[:, lanes:].norm()) / max(float(outcome.grad_TV.norm()), 1e-300)
             sizes.append((beyond, f"{words}, which receive a gradient"))
     # NaN counts as the largest.
@@ -1009,7 +975,6 @@ WEIGHTS = {
 def unexplained_source(e: Evidence) -> Finding:
     """Is all of the gradient explained by CE and a known, correct penalty? If so, the objective in one sentence."""
     ident, got = e.ident, e.ident.identified
-    quantities = () if ident.fit is None else ident.fit.quantities
     if ident.how == "rounded":
         return not_applicable("What is left over behaves like rounding: see low_precision_source.")
     if not e.stable or ident.kept_state is not None:
@@ -1024,15 +989,15 @@ def unexplained_source(e: Evidence) -> Finding:
         return found(
             f"There is a Z, but its numbers could not be determined. {got.reason}", None, _curve_witness(e) or witness
         )
-    if NOT_SQUARED in quantities:
+    if NOT_SQUARED in ident.quantities:
         return not_applicable("The gradient is explained; its penalty is not squared: see not_squared.")
-    if set(quantities) & set(PROBABILITIES):
+    if set(ident.quantities) & set(PROBABILITIES):
         return not_applicable(
             "The gradient is explained; Z is computed from probabilities: see probabilities_not_logits."
         )
-    if apart := [one for one in ident.special if not one.shares and one.z is not None and abs(one.z - 1) >= 1e-2]:
-        witness = e.witness(f"Z of class {apart[0].index} relative to the others", apart[0].z, 1.0, noise=1e-3)
-        return found(f"{_objective(ident)}, but {'; '.join(one.words for one in apart)}.", None, witness)
+    if unlike := [one for one in ident.special if not one.shares and one.z is not None and abs(one.z - 1) >= 1e-2]:
+        witness = e.witness(f"Z of class {unlike[0].index} relative to the others", unlike[0].z, 1.0, noise=1e-3)
+        return found(f"{_objective(ident)}, but {'; '.join(one.words for one in unlike)}.", None, witness)
     if "centered_coef" in got.extra:
         return found(
             f"There are two penalties: λ = {got.coef or 0.0:.5g} on log Z and λ = {got.extra['centered_coef']:.5g} on log Z − μ "
@@ -1089,7 +1054,7 @@ def _objective(ident: Identification) -> str:
 @finding("error", "z numbers")
 def not_squared(e: Evidence) -> Finding:
     """Is the square missing, λ·mean(log Z) instead of λ·mean((log Z − c)²)?"""
-    if e.ident.fit is None or NOT_SQUARED not in e.ident.fit.quantities:
+    if NOT_SQUARED not in e.ident.quantities:
         return passed("The penalty depends on log Z as it should: its source is not constant.")
     got, (probe, outcome) = e.ident.identified, e.loudest
     k_T = decompose([(probe, outcome.grad_TV)], e.ident.eps).k_T
@@ -1172,7 +1137,7 @@ def negative_coefficient(e: Evidence) -> Finding:
     coef = e.ident.identified.coef
     if coef is None:
         return not_applicable("The penalty was not identified, so its sign is unknown.")
-    if e.ident.fit is not None and NOT_SQUARED in e.ident.fit.quantities:
+    if NOT_SQUARED in e.ident.quantities:
         return not_applicable("The penalty is not squared: see not_squared.")
     if coef < 0:
         witness = e.witness("λ", coef, abs(coef), noise=e.ident.identified.uncertainty.coef)
@@ -1186,7 +1151,7 @@ def ignored_tokens_leak(e: Evidence) -> Finding:
     if e.ident.targets_unused:
         return not_applicable("The function does not read its targets, so no token is ignored: see unexplained_source.")
     probe = draw("half ignored", e.ident.space, e.draw.seed)
-    keep, outcome = probe.valid_T, e.call(probe)
+    keep, outcome = probe.valid_T, e.box(probe)
     quantity = "gradient norm on ignored tokens relative to valid ones"
     if not outcome.finite:
         words = "A batch with ignored tokens gives a non-finite loss or gradient."
@@ -1199,7 +1164,7 @@ def ignored_tokens_leak(e: Evidence) -> Finding:
             e.witness("gradient norm on the last row relative to the others", beyond, on=probe),
         )
     # Where hidden and weight are changed before their product, the columns of dW mix tokens; the rows of dh never do.
-    norm_T = (outcome.grad_TV if outcome.grad_hidden_TD is None else outcome.grad_hidden_TD).norm(dim=-1)
+    norm_T = (outcome.grad_TV if outcome.hidden_grad_TT is None else outcome.hidden_grad_TT).norm(dim=-1)
     inside = float(norm_T[keep].norm())
     share = float(norm_T[~keep].norm()) / (inside or max(float(norm_T.norm()), 1e-300))
     if share > 1e-7:
@@ -1299,7 +1264,7 @@ def not_repeatable(e: Evidence) -> Finding:
         return found(e.ident.kept_state, None, e.witness(quantity, None, noise=tolerance, on=loud))
     seeds = [e.draw.seed + 1000 + k for k in range(REPEATS)]
     for (probe, first), tried in ((e.mixed, seeds[:1]), (e.loudest, seeds)):
-        seen = unrepeatable(e.box, probe, first, e.ident.dtype, (None, *tried), tolerance)
+        seen = unrepeatable(e.box, probe, first, (None, *tried), tolerance)
         if seen is not None:
             sentence, change = seen
             return found(sentence, change, e.witness(quantity, change, noise=tolerance, on=probe))

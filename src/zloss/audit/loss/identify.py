@@ -39,6 +39,7 @@ from zloss.audit.loss.source import (
     decompose,
     fit,
     nothing_but_ce,
+    relative_error,
     token_count,
 )
 from zloss.results.loss_audit import Identified, Uncertainty
@@ -46,7 +47,8 @@ from zloss.results.loss_audit import Identified, Uncertainty
 How = Literal["none", "explained", "filtered", "rounded", "other", "unexplained"]
 """`none`: cross-entropy alone explains everything. `explained`: a penalty does. `filtered`: it does, except for entries that
 were set to exactly 0. `rounded`: it does up to noise of low precision. `other`: a function of log Z that is not a square."""
-APART = ("mixed", "saturated", "wide", "crowded")
+UNLIKELY = ("mixed", "saturated", "wide", "crowded")
+"""The batches whose targets are never the most likely class: their amounts are fitted."""
 OFFSET = 101
 """Between the seeds of the two draws."""
 COVERAGE = 10.0
@@ -118,7 +120,6 @@ class Identification:
     """Everything the findings need: the draws, what explains them, and the model built from it."""
 
     space: Space
-    dtype: torch.dtype
     eps: float
     first: Draw
     how: How
@@ -159,6 +160,11 @@ class Identification:
         return self.trusted and self.masks_accepted and names <= NAMED and self.identified.ce_weights != "groups"
 
     @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        """What the fitted penalties are on; empty without a fit."""
+        return () if self.fit is None else self.fit.quantities
+
+    @property
     def coarse(self) -> bool:
         return self.eps > COARSE
 
@@ -170,6 +176,11 @@ class Identification:
     @property
     def damped(self) -> bool:
         return self.fit is not None and self.fit.damping is not None
+
+    def decompose(self, parts: list[tuple[Probe, Tensor]]) -> Rows:
+        """The amounts of other tokens, in the shapes that explained those of the first draw."""
+        of, filtered = self.rows, self.how == "filtered"
+        return decompose(parts, of.eps, warp=of.warp, fourth=of.fourth, nonzero_only=filtered)
 
 
 def unexplained(
@@ -185,24 +196,24 @@ def unexplained(
     return replace(ident, identified=record, how="unexplained", model=Model(probe_vocab=ident.space.lanes))
 
 
-def take_draw(box: BlackBox, space: Space, seed: int, dtype: torch.dtype, names: tuple[str, ...] = ()) -> Draw:
+def take_draw(box: BlackBox, space: Space, seed: int, names: tuple[str, ...] = (*UNLIKELY, "confident")) -> Draw:
     """The batches of one seed and the finite answers to them."""
-    made = {name: draw(name, space, seed) for name in names or (*APART, "confident")}
-    outcomes = {name: box(probe, dtype) for name, probe in made.items()}
+    made = {name: draw(name, space, seed) for name in names}
+    outcomes = {name: box(probe) for name, probe in made.items()}
     return Draw(seed, made, {name: outcome for name, outcome in outcomes.items() if outcome.finite})
 
 
 def identify(box: BlackBox, space: Space, seed: int) -> Identification:
     """Probe one loss, name what it applies, and confirm that on a second draw.
 
-    `box` is left with the calling convention of the loss: `targets` and `added` are set on it.
+    `box` is left with the calling convention of the loss: `dtype`, `targets` and `added` are set on it.
     """
     space, special = _special_classes(box, space)
-    dtype = accepted_dtype(box, space, seed)
-    ident = _identify(box, space, seed, dtype)
+    _choose_dtype(box, space, seed)
+    ident = _identify(box, space, seed)
     if not ident.known and ident.kept_state is None and (moved := _moved_targets(ident)) is not None:
         box.targets = moved
-        again = _identify(box, space, seed, dtype)
+        again = _identify(box, space, seed)
         ident, box.targets = (again, moved) if again.known else (ident, "given")
     if ident.known and ident.how == "none":
         ident = _with_added(box, space, seed, ident)
@@ -211,13 +222,14 @@ def identify(box: BlackBox, space: Space, seed: int) -> Identification:
     return _confirm(box, _with_special(ident, special), seed)
 
 
-def accepted_dtype(box: BlackBox, space: Space, seed: int) -> torch.dtype:
+def _choose_dtype(box: BlackBox, space: Space, seed: int) -> None:
     """fp64 where the loss takes it, else fp32; an error where an ordinary batch gets no finite answer or no gradient."""
-    probe = draw("mixed", space, seed)
+    probe, box.dtype = draw("mixed", space, seed), torch.float64
     try:
-        dtype, outcome = torch.float64, box(probe, torch.float64)
+        outcome = box(probe)
     except LossCallError:
-        dtype, outcome = torch.float32, box(probe, torch.float32)
+        box.dtype = torch.float32
+        outcome = box(probe)
     if not outcome.finite:
         where = "loss" if not math.isfinite(outcome.value) else "gradient"
         raise LossCallError(
@@ -229,24 +241,23 @@ def accepted_dtype(box: BlackBox, space: Space, seed: int) -> torch.dtype:
             f"{box.name} returned a loss without a gradient (`requires_grad` is False): it cannot train anything. "
             "Return the loss before `.detach()`, and do not call it under `torch.no_grad()`."
         )
-    return dtype
 
 
-def _identify(box: BlackBox, space: Space, seed: int, dtype: torch.dtype) -> Identification:
+def _identify(box: BlackBox, space: Space, seed: int) -> Identification:
     """The answer to one draw, with denominators and the rule of c."""
-    precision = computes_in(box, draw("continuous", space, seed), dtype)
+    precision = computes_in(box, draw("continuous", space, seed))
     eps = UNIT[precision]
-    first = take_draw(box, space, seed, dtype)
+    first = take_draw(box, space, seed)
     if "mixed" not in first.outcomes:
         raise LossCallError(f"{box.name} gave a non-finite loss or gradient on a batch on which it was finite before.")
-    parts = first.parts(*APART)
+    parts = first.parts(*UNLIKELY)
     empty = Identified(
         None, None, None, None, "unknown", None, Uncertainty(), computes_in=precision, targets=box.targets
     )
-    bare = Identification(space, dtype, eps, first, "unexplained", decompose(parts, eps), None, empty)
+    bare = Identification(space, eps, first, "unexplained", decompose(parts, eps), None, empty)
     name = "wide" if "wide" in first.outcomes else "mixed"
     seeds, limit = (None, seed + 12345), max(1e-6, 8 * eps)
-    if (changing := unrepeatable(box, first.probes[name], first.outcomes[name], dtype, seeds, limit)) is not None:
+    if (changing := unrepeatable(box, first.probes[name], first.outcomes[name], seeds, limit)) is not None:
         return replace(unexplained(bare, changing[0]), kept_state=changing[0])
     how, rows, chosen = _explain(box, bare, seed)
     if chosen is not None and rows.warp.identity and eps > UNIT["float64"]:
@@ -307,7 +318,7 @@ def _rounded(box: BlackBox, ident: Identification, seed: int) -> Fit | None:
         source_T = rough.slope[0] * lead.value(probe) - rough.offset[0]
         ce_TV = rough.mean_weight * (probe.p_TV - probe.onehot_TV)
         z_TV = source_T.unsqueeze(-1) * lead.shape(probe)
-        left.append((box(probe, ident.dtype).grad_TV - ce_TV - z_TV).flatten())
+        left.append((box(probe).grad_TV - ce_TV - z_TV).flatten())
     return rough if float(torch.cosine_similarity(left[0], left[1], dim=0)) < 0.5 else None
 
 
@@ -407,7 +418,7 @@ def _other_form(ident: Identification, box: BlackBox) -> Identification:
     for zeta_T in _token_weights(rows):
         s, v, slack = (s_T / zeta_T)[use], v_T[use], (slack_T / zeta_T.abs())[use]
         if _is_function(v, s, slack):
-            told = unexplained(
+            open_answer = unexplained(
                 ident,
                 f"The gradient holds a penalty on {words} whose source is not proportional to {words} − c: "
                 "`curve` has it as it was measured.",
@@ -416,7 +427,7 @@ def _other_form(ident: Identification, box: BlackBox) -> Identification:
             )
             weight = float(rows.b_T[use].mean()) or 1.0
             points = tuple({round(float(v[i]), 9): float(s[i]) / weight for i in v.argsort().tolist()}.items())
-            return replace(told, how="other", identified=replace(told.identified, curve=points))
+            return replace(open_answer, how="other", identified=replace(open_answer.identified, curve=points))
         seen, silent = _squared_in_part(v, s, slack, rows.batch_T[use], row_T[use], words)
         if silent:
             return unexplained(
@@ -480,8 +491,8 @@ def _squared_in_part(v: Tensor, s: Tensor, slack: Tensor, batch: Tensor, row: Te
     if bool(torch.isin(row[missing], row[on]).any()):
         return f"a squared penalty on {words} on some tokens only, chosen by target or logits", False
     places, tokens = sorted(set(row[on].tolist())), int(row.max()) + 1
-    told = ", ".join(str(place) for place in places[:4]) + (", …" if len(places) > 4 else "")
-    return f"a squared penalty on {words} on {len(places)} of {tokens} tokens only (row {told})", False
+    named = ", ".join(str(place) for place in places[:4]) + (", …" if len(places) > 4 else "")
+    return f"a squared penalty on {words} on {len(places)} of {tokens} tokens only (row {named})", False
 
 
 def straight_line(v: Tensor, s: Tensor, slack: Tensor) -> tuple[float, float]:
@@ -523,7 +534,7 @@ def weigh_batches(box: BlackBox, ident: Identification, seed: int) -> tuple[tupl
         keep = torch.zeros(len(batch.target_T), dtype=torch.bool)
         keep[torch.randperm(len(keep), generator=generator)[:valid]] = True
         try:
-            outcome = box(batch.masked(keep), ident.dtype)
+            outcome = box(batch.masked(keep))
         except LossCallError:
             # A loss may reject a batch size, or ignored targets.
             masks_accepted = masks_accepted and valid == count
@@ -535,11 +546,9 @@ def weigh_batches(box: BlackBox, ident: Identification, seed: int) -> tuple[tupl
 
 def weigh(ident: Identification, batch: Probe, keep: Tensor, grad_TV: Tensor) -> Weights:
     """The weights of one batch in which only the tokens of `keep` are valid."""
-    chosen, at, whole = ident.fit, keep.nonzero().flatten(), ident.rows
+    chosen, at = ident.fit, keep.nonzero().flatten()
     assert chosen is not None
-    filtered = ident.how == "filtered"
-    parts = [(batch.take(at), grad_TV[at])]
-    rows = decompose(parts, whole.eps, warp=whole.warp, fourth=whole.fourth, nonzero_only=filtered)
+    rows = ident.decompose([(batch.take(at), grad_TV[at])])
     use, b_T = rows.solved_T, rows.b_T
     mean = float(b_T[use].mean()) if bool(use.any()) else 0.0
     spread = not rows.uniform
@@ -586,7 +595,7 @@ def _with_denominators(box: BlackBox, ident: Identification, seed: int) -> Ident
         ce_name = _name_count([(w.valid, w.tokens, w.ce) for w in seen], accepted, tolerance)
         if all(abs(w.ce) < NO_CE for w in seen):
             ce_name = "none"
-        if ident.fit is not None and ident.fit.quantities:
+        if ident.quantities:
             slack = max(tolerance, *(8 * w.slack for w in seen))
             z_name = _name_count([(w.valid, w.tokens, w.z) for w in seen], accepted, slack)
     return replace(ident, weights=everything, masks_accepted=accepted, model=_model(ident, ce_name, z_name))
@@ -640,13 +649,12 @@ def _second_vocabulary(box: BlackBox, ident: Identification, seed: int) -> tuple
     if skip or not ident.rows.uniform:
         return None, ident
     try:
-        parts = take_draw(box, space.with_vocab(SECOND_VOCAB), seed, ident.dtype, APART).parts(*APART)
+        parts = take_draw(box, space.with_vocab(SECOND_VOCAB), seed, UNLIKELY).parts(*UNLIKELY)
     except LossCallError:
         return None, ident
     if not parts:
         return None, ident
-    rows = decompose(parts, ident.rows.eps, warp=ident.rows.warp, fourth=ident.rows.fourth)
-    again = chosen.again(rows)
+    again = chosen.again(ident.decompose(parts))
     if chosen.smoothing:
         here, there = (one.smoothing / (1 + one.smoothing) for one in (chosen, again))
         t5x = (SECOND_VOCAB / (SECOND_VOCAB - 1)) / (space.lanes / (space.lanes - 1))
@@ -702,10 +710,10 @@ def _describe(ident: Identification, rule: str | None) -> Identified:
     if chosen.damping is not None:
         words, coordinate, extra = "log Z, damped by 1 + βA_p² (gain-aware)", "other", {"beta": chosen.damping}
     elif len(model.penalties) == 2:
-        factorized = chosen.quantities == SUMS[0]
-        words = "log Z and log Z − μ (row-centered), two penalties"
-        words = "log Z − μ and μ, penalized separately (factorized)" if factorized else words
-        name, second, coordinate = "shift" if factorized else "centered", model.penalties[1], "other"
+        name, words = "centered", "log Z and log Z − μ (row-centered), two penalties"
+        if chosen.quantities == SUMS[0]:
+            name, words = "shift", "log Z − μ and μ, penalized separately (factorized)"
+        second, coordinate = model.penalties[1], "other"
         extra = {f"{name}_coef": second.coef, f"{name}_target": second.target}
     shared = chosen.shared or (ce_weights == "groups" and all(w.shared for w in spread))
     return replace(
@@ -755,10 +763,11 @@ def _special_classes(box: BlackBox, space: Space) -> tuple[Space, tuple[SpecialC
     then follows the class and nothing else.
     """
     given = frozenset({box.ignore_index}) if box.ignore_index >= 0 else frozenset()
-    ways = [_classes_apart(box, space, backwards) for backwards in (False, True)] if space.lanes <= MOST_CLASSES else []
-    if not ways or None in ways:
+    if space.lanes > MOST_CLASSES:
         return replace(space, avoid=given), ()
-    first, second = (way or {} for way in ways)
+    first, second = (_differing_classes(box, space, backwards) for backwards in (False, True))
+    if first is None or second is None:
+        return replace(space, avoid=given), ()
     # None is a class without a gradient.
     silent = {k for k, one in first.items() if one is None and k in second and second[k] is None}
     special = tuple(one for k, one in sorted(first.items()) if one is not None and second.get(k) and k not in given)
@@ -767,13 +776,13 @@ def _special_classes(box: BlackBox, space: Space) -> tuple[Space, tuple[SpecialC
     return replace(space, avoid=given | found | {one.index for one in special}), special
 
 
-def _classes_apart(box: BlackBox, space: Space, backwards: bool) -> dict[int, SpecialClass | None] | None:
+def _differing_classes(box: BlackBox, space: Space, backwards: bool) -> dict[int, SpecialClass | None] | None:
     """The classes that differ from most, None for one whose rows have no gradient; None altogether where none can be tried."""
     row = torch.randn(1, space.lanes, generator=seeded(1), dtype=torch.float64).round()
     row = torch.nn.functional.pad(row, (0, space.width - space.lanes), value=probes.PADDING)
     order = torch.arange(space.lanes)
     order = (order.flip(0) if backwards else order).repeat(2 + space.tokens // space.lanes)
-    apart: dict[int, SpecialClass | None] = {}
+    differing: dict[int, SpecialClass | None] = {}
     for start in range(0, space.lanes, space.tokens):
         target_T = order[start : start + space.tokens]
         probe = Probe(row.expand(len(target_T), -1), target_T, space.lanes)
@@ -781,7 +790,7 @@ def _classes_apart(box: BlackBox, space: Space, backwards: bool) -> dict[int, Sp
         if outcome is None or not bool(outcome.grad_TV.any()):
             return None
         loud_T = outcome.grad_TV.norm(dim=-1) > 0
-        apart |= {int(index): None for index in target_T[~loud_T]}
+        differing |= {int(index): None for index in target_T[~loud_T]}
         rows = decompose([(probe, outcome.grad_TV)], UNIT["float32"])
         w_T, s_T, slack_T = rows.b_T + rows.g_T, rows.k_T, 4 * rows.tolerance_T
         w, s, slack = (float(x[loud_T].median()) for x in (w_T, s_T, slack_T))
@@ -790,8 +799,8 @@ def _classes_apart(box: BlackBox, space: Space, backwards: bool) -> dict[int, Sp
         differs_T = ((w_T - w).abs() > slack_T + 1e-3 * abs(w)) | ((s_T - s).abs() > slack_T + slack + 1e-2 * abs(s))
         for t in (differs_T & loud_T).nonzero().flatten().tolist():
             z = float(s_T[t]) / s if abs(s) > 20 * slack else None
-            apart[int(target_T[t])] = SpecialClass(int(target_T[t]), float(w_T[t]) / w, z)
-    return apart
+            differing[int(target_T[t])] = SpecialClass(int(target_T[t]), float(w_T[t]) / w, z)
+    return differing
 
 
 def _with_special(ident: Identification, special: tuple[SpecialClass, ...]) -> Identification:
@@ -821,12 +830,12 @@ def _moved_targets(ident: Identification) -> Literal["shifted", "rolled"] | None
 
 def _with_added(box: BlackBox, space: Space, seed: int, plain: Identification) -> Identification:
     """Where the loss is CE alone and a Z with a gradient is returned next to it: what the caller's sum applies."""
-    for item in plain.first.outcomes["mixed"].reported.values():
+    for name, item in plain.first.outcomes["mixed"].reported.items():
         if not item.requires_grad or item.value is None:
             continue
-        box.added = item.name
+        box.added = name
         try:
-            both = _identify(box, space, seed, plain.dtype)
+            both = _identify(box, space, seed)
         except LossCallError:
             both = plain
         scale = plain.identified.ce_scale
@@ -841,7 +850,7 @@ def _targets_unused(box: BlackBox, ident: Identification) -> bool:
     """Whether other targets, and ignored ones, leave value and gradient as they were: a function of the logits alone."""
     probe, first = ident.first.probes["mixed"], ident.first.outcomes["mixed"]
     keep = torch.arange(len(probe.target_T)) % 3 == 0
-    others = [box.attempt(one, ident.dtype) for one in (probes.likely(probe, ident.space.avoid), probe.masked(keep))]
+    others = [box.attempt(one) for one in (probes.likely(probe, ident.space.avoid), probe.masked(keep))]
     return all(one and one.value == first.value and torch.equal(one.grad_TV, first.grad_TV) for one in others)
 
 
@@ -853,13 +862,13 @@ SMOOTH = 3e-8
 """Roughness that fp64 stays below, and a part in fp32 exceeds unless its noise is lost in the rounding of fp64."""
 
 
-def computes_in(box: BlackBox, probe: Probe, dtype: torch.dtype) -> str:
+def computes_in(box: BlackBox, probe: Probe) -> str:
     """The name of the format the gradients betray, a key of `UNIT`; of a mix of fp64 and fp32, fp32.
 
     16-bit arithmetic leaves gradients that 16-bit formats hold exactly. Along a line of steps a few fp32 roundings long
     fp64 gradients are smooth; where any part of the loss passes through fp32 they take the values of the fp32 grid.
     """
-    base = box(probe, dtype).grad_TV
+    base = box(probe).grad_TV
     # Tiny entries are left out: fp16 flushes them, whatever precision the loss computes in.
     seen = base[base.abs() > 1e-4 * base.abs().max()]
     readable = seen.numel() >= 32 and bool(torch.isfinite(seen).all())
@@ -867,7 +876,7 @@ def computes_in(box: BlackBox, probe: Probe, dtype: torch.dtype) -> str:
         # Random fp32 numbers survive a 16-bit format once in 2^13 to 2^16.
         if readable and float((seen.to(narrow).double() == seen).double().mean()) > 0.98:
             return name
-    if dtype != torch.float64:
+    if box.dtype != torch.float64:
         return "float32"
     direction = torch.randn(probe.logits_TV.shape, generator=seeded(1), dtype=torch.float64)
     step = STEP * direction * (1 + probe.logits_TV.abs())
@@ -880,12 +889,12 @@ def computes_in(box: BlackBox, probe: Probe, dtype: torch.dtype) -> str:
 
 
 def unrepeatable(
-    box: BlackBox, probe: Probe, first: Outcome, dtype: torch.dtype, seeds: Sequence[int | None], limit: float
+    box: BlackBox, probe: Probe, first: Outcome, seeds: Sequence[int | None], limit: float
 ) -> tuple[str, float | None] | None:
     """A sentence and the change if the same inputs give a result other than `first`, immediately or with a random seed."""
 
     def change(seed: int | None) -> float:
-        now = box(probe, dtype, seed=seed)
+        now = box(probe, seed=seed)
         grad = float((now.grad_TV - first.grad_TV).norm()) / max(float(first.grad_TV.norm()), 1e-300)
         return max(grad, abs(now.value - first.value) / max(abs(first.value), 1e-12))
 
@@ -911,25 +920,24 @@ def unrepeatable(
 def _confirm(box: BlackBox, ident: Identification, seed: int) -> Identification:
     """The identification with its second draw; an undetermined one if fresh batches contradict it."""
     try:
-        second = take_draw(box, ident.space, seed + OFFSET, ident.dtype)
+        second = take_draw(box, ident.space, seed + OFFSET)
     except LossCallError as error:
         return unexplained(ident, f"The same call on a second draw of the probes fails: {error}")
     ident = replace(ident, second=second)
     if lost := sorted(ident.first.outcomes.keys() - second.outcomes.keys()):
         once = f"Loss or gradient is finite on one draw of the probes, and not on a second ({lost[0]})."
         return unexplained(ident, once) if ident.known else ident
-    if ident.how == "other" and not _same_curve(ident):
+    if ident.how == "other" and not _same_curve(ident, second):
         return unexplained(ident, "A second draw of the probes shows another source at the same log Z.")
     if not ident.known:
         return ident
-    refuted = _on_dense_head(box, ident, seed) or _contradicted(ident) or _on_fresh_mask(box, ident, seed)
+    refuted = _on_dense_head(box, ident, second) or _contradicted(ident, second) or _on_fresh_mask(box, ident, second)
     return refuted or ident
 
 
-def _same_curve(ident: Identification) -> bool:
+def _same_curve(ident: Identification, second: Draw) -> bool:
     """Whether tokens of both draws with the same log Z have the same source."""
-    assert ident.second is not None
-    rows = decompose([*ident.first.parts(*APART), *ident.second.parts(*APART)], ident.eps)
+    rows = decompose([*ident.first.parts(*UNLIKELY), *second.parts(*UNLIKELY)], ident.eps)
     view = source_view(rows) if rows.exact else None
     if view is None:
         return False
@@ -938,18 +946,18 @@ def _same_curve(ident: Identification) -> bool:
     return any(_is_function(v_T, s_T / zeta_T, slack_T / zeta_T.abs()) for zeta_T in _token_weights(rows))
 
 
-def _on_dense_head(box: BlackBox, ident: Identification, seed: int) -> Identification | None:
+def _on_dense_head(box: BlackBox, ident: Identification, second: Draw) -> Identification | None:
     """Refuted if a dense hidden of another width shows that something other than hidden @ weightᵀ enters."""
     if not box.linear or not ident.plain:
         return None
     wide = DENSE_WIDTH + 16 * (ident.space.width == DENSE_WIDTH)
-    hidden, weight, target = probes.dense_head(DENSE_TOKENS, wide, ident.space, seed + OFFSET)
+    hidden, weight, target = probes.dense_head(DENSE_TOKENS, wide, ident.space, second.seed)
     try:
-        _, _, grad_weight = box.on_head(hidden, weight, target, ident.dtype)
+        _, _, grad_weight = box.on_head(hidden, weight, target, box.dtype)
     except LossCallError as error:
         return unexplained(ident, f"A dense hidden state of {wide} columns fails: {error}")
     wanted = ident.model.source(Probe(hidden @ weight.T, target, ident.space.lanes)).T @ hidden
-    deviation = float((grad_weight - wanted).norm() / wanted.norm().clamp(min=1e-300))
+    deviation = relative_error(grad_weight, wanted)
     if deviation <= max(1e-5, 1e3 * ident.eps):
         return None
     return unexplained(
@@ -959,18 +967,17 @@ def _on_dense_head(box: BlackBox, ident: Identification, seed: int) -> Identific
     )
 
 
-def _contradicted(ident: Identification) -> Identification | None:
+def _contradicted(ident: Identification, second: Draw) -> Identification | None:
     """Refuted if the second draw differs from what the first one showed."""
-    assert ident.second is not None
     assert ident.fit is not None
-    parts, has_z, rough = ident.second.parts(*APART), ident.identified.has_z, ident.how == "rounded"
-    if ident.trusted and ident.how != "filtered":
-        share = left_over(ident, ident.second.parts(*ident.second.outcomes))
+    has_z, filtered, rough = ident.identified.has_z, ident.how == "filtered", ident.how == "rounded"
+    if ident.trusted and not filtered:
+        share = left_over(ident, second.parts(*second.outcomes))
     else:
         # Token weights, missing entries and noise cannot be predicted: the same penalty has to fit again.
-        first, filtered = ident.rows, ident.how == "filtered"
-        parts += [] if filtered or rough else [*ident.first.parts("confident"), *ident.second.parts("confident")]
-        rows = decompose(parts, first.eps, warp=first.warp, fourth=first.fourth, nonzero_only=filtered)
+        parts = second.parts(*UNLIKELY)
+        parts += [] if filtered or rough else [*ident.first.parts("confident"), *second.parts("confident")]
+        rows = ident.decompose(parts)
         share = ident.fit.again(rows).worst if rows.exact or rough else 1.0
     if share <= (ROUGHLY if rough else SHARE):
         return None
@@ -994,37 +1001,37 @@ def left_over(ident: Identification, parts: list[tuple[Probe, Tensor]]) -> float
     return worst
 
 
-def _on_fresh_mask(box: BlackBox, ident: Identification, seed: int) -> Identification | None:
+def _on_fresh_mask(box: BlackBox, ident: Identification, second: Draw) -> Identification | None:
     """Refuted by a masked batch of a size that was never seen, or by the same size without a mask right after it."""
-    if not ident.masks_predicted or ident.coarse or ident.how == "filtered" or ident.second is None:
+    if not ident.masks_predicted or ident.coarse or ident.how == "filtered":
         return None
-    tokens, generator = 3 * ident.space.tokens // 4, seeded(seed + OFFSET)
-    pool = probes.joined([probe for probe, _ in ident.second.parts("mixed", "saturated", "crowded")])
+    tokens, generator = 3 * ident.space.tokens // 4, seeded(second.seed)
+    pool = probes.joined([probe for probe, _ in second.parts("mixed", "saturated", "crowded")])
     probe = pool.take(torch.randperm(len(pool.target_T), generator=generator)[:tokens])
     keep = torch.rand(tokens, generator=generator) < 0.4
     keep[:2] = True
-    on_mask, on_all = (box.attempt(one, ident.dtype) for one in (probe.masked(keep), probe))
+    on_mask, on_all = (box.attempt(one) for one in (probe.masked(keep), probe))
     if on_mask is None or on_all is None:
         return None
     masked, whole = factors(ident, probe.masked(keep), on_mask.grad_TV)[0], factors(ident, probe, on_all.grad_TV)[0]
-    told = f"{int(keep.sum())} of {tokens} tokens valid"
+    mask = f"{int(keep.sum())} of {tokens} tokens valid"
     if max(abs(factor - 1) for factor in whole) > SHARE:
         kept = (
-            f"After a batch with {told}, CE and Z of the next batch of this shape, with all of them valid, are weighted "
+            f"After a batch with {mask}, CE and Z of the next batch of this shape, with all of them valid, are weighted "
             f"{whole[0]:.4g} and {whole[1]:.4g} times as expected: the loss keeps a count or a mask for each shape."
         )
         return replace(unexplained(ident, kept), kept_state=kept)
     if max(abs(factor - 1) for factor in masked) > SHARE:
         return unexplained(
             ident,
-            f"The denominators of the first batches do not hold on a second draw: with {told} the weights are "
+            f"The denominators of the first batches do not hold on a second draw: with {mask} the weights are "
             f"{masked[0]:.4g} (CE) and {masked[1]:.4g} (Z) times the expected ones.",
         )
     return None
 
 
-def factors(ident: Identification, probe: Probe, grad_TV: Tensor) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The factors on CE and on Z that make the model fit this batch, and their half-widths.
+def factors(ident: Identification, probe: Probe, grad_TV: Tensor) -> tuple[list[float], list[float]]:
+    """The two factors on CE and on Z that make the model fit this batch, and their half-widths.
 
     A part that is not there has the factor 1 and the half-width 0. The entries of a token share their rounding: the standard
     errors are those of a regression whose noise is independent between tokens only. Tokens with one and the same Z source may
@@ -1051,4 +1058,4 @@ def factors(ident: Identification, probe: Probe, grad_TV: Tensor) -> tuple[tuple
     found, width = [1.0, 1.0], [0.0, 0.0]
     for k, i in enumerate(loud):
         found[i], width[i] = float(x[k]) / sizes[i], float(half[k]) / sizes[i]
-    return (found[0], found[1]), (width[0], width[1])
+    return found, width

@@ -1,4 +1,4 @@
-"""A loss of JAX arrays as one of torch tensors, so that every question of the audit applies to it unchanged.
+"""A loss of JAX arrays as one of torch tensors, so that every check of the audit applies to it unchanged.
 
 Inputs become JAX arrays of the same dtype, gradients come from `jax.vjp`, and outputs come back as tensors in an autograd
 graph. fp64 is enabled for calls with fp64 inputs only: elsewhere it would change the dtypes of arrays that the loss creates.

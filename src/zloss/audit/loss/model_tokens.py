@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from zloss.audit.loss import probes
-from zloss.audit.loss.calls import BlackBox, LossCallError
+from zloss.audit.loss.calls import BlackBox, LossCallError, dtype_name
 from zloss.audit.loss.identify import Identification
 from zloss.audit.loss.probes import SLICE, Probe, draw, times_weight
-from zloss.audit.loss.source import UNIT, Model
+from zloss.audit.loss.source import UNIT, Model, relative_error
 from zloss.console import Progress, Silent
 from zloss.errors import InputError, ShapeError
 from zloss.results.loss_audit import SourceError, TargetModelSource
@@ -80,7 +80,7 @@ def measure_source(
     box: BlackBox, off: BlackBox | None, ident: Identification, probe: Probe, dtype: torch.dtype
 ) -> tuple[SourceError, float]:
     """Δ_src, cosine and relative forward error, and the rounding floor of Δ_src. Norms are over all audited tokens."""
-    bare = SourceError(None, None, None, tokens=len(probe.target_T), dtype=str(dtype).removeprefix("torch."))
+    bare = SourceError(None, None, None, tokens=len(probe.target_T), dtype=dtype_name(dtype))
     if not ident.trusted:
         why = "the gradient is not explained by a known penalty with equal token weights: no reference to compare with"
         if ident.how == "rounded":
@@ -96,8 +96,7 @@ def measure_source(
     if not compared.finite:
         return replace(bare, reason="loss or gradient is not finite"), 0.0
     found, has_z = summary([compared]), bool(ident.model.z_source(probe).any())
-    keys = ("forward_rel_error", "delta_src", "cosine", "delta_total")
-    figures = {key: found[key] for key in keys}
+    figures = {key: found[key] for key in ("forward_rel_error", "delta_src", "cosine", "delta_total")}
     return replace(bare, of="z" if has_z else "total", **figures), found["rounding_floor"] if has_z else 0.0
 
 
@@ -112,8 +111,8 @@ def beyond_rounding(source: SourceError, floor: float) -> bool:
 def bf16_input_error(box: BlackBox, ident: Identification, seed: int) -> float | None:
     """‖dW − dW₆₄‖/‖dW₆₄‖ on dense bf16 hidden and weight, against fp64 of the same bf16 numbers.
 
-    dW itself comes back in bf16, which alone costs about 2e-3; logits stored in bf16 cost 1e-2 and more. None where
-    the question does not arise: no linear loss, no model to compare with, or bf16 rejected.
+    dW itself comes back in bf16, which alone costs about 2e-3; logits stored in bf16 cost 1e-2 and more. None if it cannot
+    be measured: the loss is not linear, there is no model to compare with, or the loss rejects bf16.
     """
     if not box.linear or not ident.plain or box.targets != "given":
         return None
@@ -123,11 +122,10 @@ def bf16_input_error(box: BlackBox, ident: Identification, seed: int) -> float |
         _, _, grad_weight = box.on_head(hidden, weight, target, torch.bfloat16)
     except LossCallError:
         return None
-    r = Probe(hidden @ weight.T, target, ident.space.lanes)
-    wanted = ident.model.source(r).T @ hidden
     if not bool(torch.isfinite(grad_weight).all()):
         return None
-    return float((grad_weight - wanted).norm() / wanted.norm())
+    r = Probe(hidden @ weight.T, target, ident.space.lanes)
+    return relative_error(grad_weight, ident.model.source(r).T @ hidden)
 
 
 # Errors of one call, and summed over calls.
@@ -176,7 +174,7 @@ def _at_logits(box: BlackBox, off: BlackBox | None, model: Model, probe: Probe, 
 
 def _rounding(r: Probe, dtype: torch.dtype) -> Tensor:
     """Relative rounding of p: exp(z − log Z) inherits the rounding of log Z; a 16-bit gradient is rounded as it is stored."""
-    unit = max(UNIT.get(str(dtype).removeprefix("torch."), UNIT["float32"]), UNIT["float32"])
+    unit = max(UNIT.get(dtype_name(dtype), UNIT["float32"]), UNIT["float32"])
     return 2 * unit * (1.0 + r.max_T.abs() if unit == UNIT["float32"] else torch.ones_like(r.max_T))
 
 
@@ -274,7 +272,7 @@ def source_on_model(
         text=tokens.text,
         tokens=0,
         calls=0,
-        dtype=str(tokens.dtype).removeprefix("torch."),
+        dtype=dtype_name(tokens.dtype),
         vocab=head.vocab,
         at="hidden" if box.linear else "logits",
         of="z" if ident.model.penalties else "total",

@@ -168,9 +168,9 @@ class Space:
     def padded(self) -> bool:
         return self.lanes != self.width
 
-    def with_vocab(self, vocab: int, *, few: bool = False) -> Space:
-        """Another vocabulary, without padding; with `few`, fewer tokens where it is large, to save memory."""
-        tokens = min(self.tokens, FEW_TOKENS) if few and vocab > 4096 else self.tokens
+    def with_vocab(self, vocab: int) -> Space:
+        """Another vocabulary, without padding; a large one has fewer tokens, to save memory."""
+        tokens = min(self.tokens, FEW_TOKENS) if vocab > 4096 else self.tokens
         return replace(self, lanes=vocab, width=vocab, tokens=tokens)
 
 
@@ -188,7 +188,7 @@ def draw(kind: str, space: Space, seed: int) -> Probe:
         keep = torch.rand(space.tokens, generator=seeded(seed + 7)) < (0.5 if kind == "half ignored" else -1.0)
         keep[0], keep[-1] = kind == "half ignored", False
         return replace(probe.masked(keep), name=kind)
-    generator = seeded(seed * 1009 + KINDS.index(kind))
+    generator = seeded(seed * 1009 + list(_DRAWS).index(kind))
     logits = _DRAWS[kind](generator, space)
     if space.padded:
         logits = torch.nn.functional.pad(logits, (0, space.width - space.lanes), value=PADDING)
@@ -198,7 +198,7 @@ def draw(kind: str, space: Space, seed: int) -> Probe:
     if kind == "continuous":
         targets = torch.randint(space.lanes, (len(logits),), generator=generator)
         return replace(probe, target_T=allowed(targets, space.lanes, space.avoid))
-    return apart(probe, space.avoid, generator)
+    return unlikely(probe, space.avoid, generator)
 
 
 def joined(parts: list[Probe]) -> Probe:
@@ -207,7 +207,7 @@ def joined(parts: list[Probe]) -> Probe:
     return Probe(logits, target, parts[0].lanes, name="joined", seed=parts[0].seed)
 
 
-def apart(probe: Probe, avoid: frozenset[int], generator: torch.Generator) -> Probe:
+def unlikely(probe: Probe, avoid: frozenset[int], generator: torch.Generator) -> Probe:
     """The same logits with targets that are never the most likely class, so that p and onehot(y) are independent."""
     tied = probe.inside_TV >= probe.max_T.unsqueeze(-1)
     steps = torch.randint(1, probe.lanes, (len(tied),), generator=generator)
@@ -236,7 +236,7 @@ def allowed(target_T: Tensor, lanes: int, avoid: frozenset[int]) -> Tensor:
 def _mixed(generator: torch.Generator, space: Space) -> Tensor:
     """Ordinary rows on the 0.25 grid: every third a tie of k equal logits, log Z between about −16 and 48.
 
-    Beyond 96 rows they repeat, each with its columns turned and its level moved, so that no two are alike.
+    Beyond 96 rows they repeat, each with its columns rotated and its level shifted, so that no two are alike.
     """
     rows, lanes = [], space.lanes
     for t in range(min(space.tokens, 96)):
@@ -319,7 +319,7 @@ _DRAWS: dict[str, Callable[[torch.Generator, Space], Tensor]] = {
     "confident": _confident,
     "continuous": _continuous,
 }
-KINDS = tuple(_DRAWS)
+"""Each kind draws from a separate generator, seeded by its place in this table."""
 
 
 # Heads for losses of (hidden, weight, target).
@@ -345,11 +345,8 @@ def sparse_head(logits_TV: Tensor) -> tuple[Tensor, Tensor]:
     """
     tokens, vocab = logits_TV.shape
     width, scale_T = probe_width(tokens, vocab), hidden_scales(tokens).to(logits_TV)
-    columns, hidden, weight = (
-        _columns(tokens, width),
-        logits_TV.new_zeros(tokens, width),
-        logits_TV.new_zeros(vocab, width),
-    )
+    hidden, weight = logits_TV.new_zeros(tokens, width), logits_TV.new_zeros(vocab, width)
+    columns = _columns(tokens, width)
     hidden[torch.arange(tokens), columns] = scale_T
     weight[:, columns] = (logits_TV / scale_T.unsqueeze(-1)).T
     return hidden, weight

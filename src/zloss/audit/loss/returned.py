@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from zloss.audit.loss.calls import Z_NAMES, Outcome, Reported
+from zloss.audit.loss.calls import Z_NAMES, Outcome
 from zloss.audit.loss.identify import Draw, Identification
 from zloss.audit.loss.probes import Probe
 
@@ -63,76 +63,63 @@ class Returned:
 
 def reported_z(returned: tuple[Returned, ...]) -> Returned | None:
     """The value that is the Z: by its numbers, else by its name."""
-    for role in ("z", "z_without_coef", "z_multiple"):
-        for one in returned:
-            if one.role == role:
-                return one
-    for one in returned:
-        # A Z without a λ may be a statistic that is only logged; one with a λ claims to be trained.
-        claims = one.role == "unknown" or (one.role == "z_not_trained" and one.ratio is not None)
-        if claims and one.name.rpartition(".")[2].lower() in Z_NAMES:
-            return one
-    return None
-
-
-def recognize(
-    ident: Identification, draw: Draw, expected_target: float | None, masked: tuple[Probe, Outcome] | None
-) -> tuple[Returned, ...]:
-    """Every value in addition to the loss; `expected_target` is the c that the user expects, None if that is unknown or log V.
-
-    `masked` is a batch with ignored tokens: what is reported over all tokens and trained over valid ones differs only there.
-    """
-    items, meanings = draw.outcomes["mixed"].reported, _meanings(ident)
-    return tuple(_recognize(ident, draw, meanings, item, expected_target, masked) for item in items.values())
+    by_numbers = [one for role in ("z", "z_without_coef", "z_multiple") for one in returned if one.role == role]
+    # A Z without a λ may be a statistic that is only logged; one with a λ claims to be trained.
+    named = [one for one in returned if one.name.rpartition(".")[2].lower() in Z_NAMES]
+    claims = [one for one in named if one.role == "unknown" or (one.role == "z_not_trained" and one.ratio is not None)]
+    return next(iter(by_numbers + claims), None)
 
 
 Meaning = Callable[[Probe, Outcome], float]
 
 
-def _recognize(
+def recognize(
+    name: str,
     ident: Identification,
     draw: Draw,
-    meanings: dict[Role, Meaning],
-    item: Reported,
     expected_target: float | None,
     masked: tuple[Probe, Outcome] | None,
 ) -> Returned:
+    """What the value `name` is; `expected_target` is the c that the user expects, None if that is unknown or log V.
+
+    `masked` is a batch with ignored tokens: what is reported over all tokens and trained over valid ones differs only there.
+    """
+    item = draw.outcomes["mixed"].reported[name]
     if item.value is None:
         wide = math.prod(item.shape) >= ident.space.tokens * ident.space.lanes // 2
-        return Returned(item.name, "logits" if wide else "tensor")
+        return Returned(name, "logits" if wide else "tensor")
     close = CLOSE_16_BITS if item.dtype in (torch.bfloat16, torch.float16) else CLOSE
 
-    def said(outcome: Outcome) -> float:
-        one = outcome.reported.get(item.name)
-        return math.nan if one is None or one.value is None else one.value
-
-    if masked is not None and ((other := masked[1].reported.get(item.name)) is None or other.value is None):
-        masked = None  # not reported there
+    def value_in(outcome: Outcome) -> float:
+        value = outcome.reported[name].value
+        return math.nan if value is None else value
 
     def agrees(meaning: Meaning, probe: Probe, outcome: Outcome) -> bool:
         """Within `close`; where CE is rounded with it, within that rounding."""
-        value, wanted, slack = said(outcome), meaning(probe, outcome), 1e-9 + abs(outcome.value) * ident.eps * 4
+        value, wanted, slack = value_in(outcome), meaning(probe, outcome), 1e-9 + abs(outcome.value) * ident.eps * 4
         return math.isfinite(value) and abs(value - wanted) <= close * max(abs(value), abs(wanted)) + slack
 
-    calls = [(draw.probes[name], out) for name, out in draw.outcomes.items() if item.name in out.reported]
-    for role, meaning in meanings.items():
+    if masked is not None and ((other := masked[1].reported.get(name)) is None or other.value is None):
+        masked = None  # not reported there
+    calls = [(draw.probes[batch], out) for batch, out in draw.outcomes.items() if name in out.reported]
+    for role, meaning in _meanings(ident).items():
         if all(agrees(meaning, *call) for call in calls):
-            one = Returned(item.name, role, 1.0 if role == "z" else None)
+            one = Returned(name, role, 1.0 if role == "z" else None)
             if masked is None or role not in ("z", "z_without_coef", "ce") or agrees(meaning, *masked):
                 return one
-            return replace(one, masked=(said(masked[1]), meaning(*masked)))
+            return replace(one, masked=(value_in(masked[1]), meaning(*masked)))
 
     def ratio(of: Callable[[Probe], float]) -> float | None:
-        """The one factor between said and `of` on every probe; None if there is none."""
-        ratios = [said(outcome) / wanted for probe, outcome in calls if (wanted := of(probe))]
+        """The one factor between the value and `of` on every probe; None if there is none."""
+        ratios = [value_in(outcome) / wanted for probe, outcome in calls if (wanted := of(probe))]
         if len(ratios) < 2 or not ratios[0] or not all(math.isfinite(x) for x in ratios):
             return None
         return ratios[0] if all(math.isclose(x, ratios[0], rel_tol=close) for x in ratios) else None
 
     if ident.trusted and ident.identified.has_z:
-        factor = ratio(lambda probe: ident.model.z_value(probe))
+        factor = ratio(ident.model.z_value)
         if factor is not None:
-            return Returned(item.name, "z_multiple", factor)
+            return Returned(name, "z_multiple", factor)
     if ident.identified.has_z is False:
         # λ times the mean of (log Z − c)²; c is 0, log V or the expected one.
         targets = {"": 0.0, "log V": math.log(ident.space.lanes)}
@@ -140,8 +127,8 @@ def _recognize(
         for words, c in targets.items():
             factor = ratio(lambda probe, c=c: float((probe.log_z_T - c).square().mean()))  # type: ignore[misc]
             if factor is not None:
-                return Returned(item.name, "z_not_trained", factor, words)
-    return Returned(item.name, "unknown")
+                return Returned(name, "z_not_trained", factor, words)
+    return Returned(name, "unknown")
 
 
 def _meanings(ident: Identification) -> dict[Role, Meaning]:

@@ -8,19 +8,21 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from zloss import __version__
+from zloss.audit.loss import probes
+from zloss.audit.loss.calls import BlackBox, dtype_name, find_call, loss_name, router_arguments
+from zloss.audit.loss.findings import Evidence, answer_all
+from zloss.audit.loss.identify import Identification, identify, unexplained
+from zloss.audit.loss.model_tokens import ModelTokens, audited_probe, source_on_model
+from zloss.console import Progress, Silent
 from zloss.errors import InputError, UnknownNameError, require_version
 from zloss.results.loss_audit import LossAudit
 from zloss.tensors import is_number
-
-if TYPE_CHECKING:
-    from zloss.audit.loss.identify import Identification
-    from zloss.audit.loss.model_tokens import ModelTokens
-    from zloss.console import Progress
 
 LOG_V = ("log_v", "log V", "logV")
 """Words for c = log V in `expect`; the first is that of `target_rule`."""
@@ -62,14 +64,6 @@ def audit_loss(
     >>> audit_loss(lambda z, y: F.cross_entropy(z, y) + 1e-3 * z.logsumexp(-1).square().mean()).identified.coordinate
     'raw'
     """
-    import zloss
-    from zloss.audit.loss import probes
-    from zloss.audit.loss.calls import BlackBox, find_call, loss_name
-    from zloss.audit.loss.findings import Evidence, answer_all
-    from zloss.audit.loss.identify import identify, unexplained
-    from zloss.audit.loss.model_tokens import audited_probe, source_on_model
-    from zloss.console import Silent
-
     started = time.perf_counter()
     wanted = _check_options(fn, off, per_token, expect, valid_vocab)
     name = name or loss_name(fn)
@@ -90,7 +84,6 @@ def audit_loss(
         off_box = None if off is None else box.like(off, loss_name(off))
         token_box = None if per_token is None else box.like(per_token, loss_name(per_token))
         evidence = Evidence(box, off_box, token_box, wanted, ident, ident.first, (logits, target), thorough)
-        source, _ = evidence.source
     with progress.step("sizes", None):
         sizes = [one.words for one in evidence.reach]
     findings = answer_all(evidence)
@@ -99,7 +92,6 @@ def audit_loss(
         # State may show only after many calls: nothing that was identified before holds, and every answer is given again.
         ident = unexplained(ident, drifted.sentence)
         evidence, sizes = replace(evidence, ident=ident, stable=False), []
-        source, _ = evidence.source
         findings = tuple(drifted if one.id == drifted.id else one for one in answer_all(evidence))
     on_model = None if model_tokens is None else source_on_model(box, off_box, ident, model_tokens, progress)
     provenance = {
@@ -107,7 +99,7 @@ def audit_loss(
         "linear": linear,
         **({"jax": version("jax")} if jax else {}),
         "device": str(box.device),
-        "probe_dtype": str(ident.dtype).removeprefix("torch."),
+        "probe_dtype": dtype_name(box.dtype),
         "probe_tokens": ident.space.tokens,
         "probe_vocab": ident.space.lanes,
         **({"probe_width": probes.probe_width(ident.space.tokens, ident.space.width)} if linear else {}),
@@ -115,12 +107,12 @@ def audit_loss(
         "thorough": thorough,
         "calls": box.calls,
         "seed": seed,
-        "zloss": zloss.__version__,
+        "zloss": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "seconds": round(time.perf_counter() - started, 3),
     }
-    return LossAudit(ident.identified, findings, source, provenance, target_model=on_model)
+    return LossAudit(ident.identified, findings, evidence.source[0], provenance, target_model=on_model)
 
 
 def _at_vocabulary(ident: Identification, lanes: int) -> Identification:
@@ -135,8 +127,6 @@ def _at_vocabulary(ident: Identification, lanes: int) -> Identification:
 def _check_options(
     fn: object, off: object, per_token: object, expect: Mapping[str, Any] | None, valid_vocab: int | None
 ) -> dict[str, Any]:
-    from zloss.audit.loss.calls import loss_name, router_arguments
-
     for name, given in (("fn", fn), ("off", off), ("per_token", per_token)):
         if (given is not None and not callable(given)) or (name == "fn" and given is None):
             raise InputError(f"`{name}` is expected to be a callable, but got {type(given).__name__}.")

@@ -15,7 +15,7 @@ from zloss.audit.loss import probes
 from zloss.audit.loss.calls import BlackBox, LossCallError
 from zloss.audit.loss.identify import Identification, factors
 from zloss.audit.loss.probes import Probe, Space, draw, seeded
-from zloss.audit.loss.source import ROUNDING, decompose
+from zloss.audit.loss.source import RAW, ROUNDING, decompose
 
 LIMIT = 2e-2
 """Error of a token, relative to its Z source (to its gradient where there is no Z), that is a finding."""
@@ -100,7 +100,7 @@ def _try(box: BlackBox, ident: Identification, space: Space, masked: bool, seed:
         keep[torch.randperm(space.tokens, generator=seeded(seed + 5))[COUNTED:]] = False
         probe = probe.masked(keep)
     try:
-        outcome = box(probe, ident.dtype)
+        outcome = box(probe)
     except LossCallError as error:
         return "refused", str(error), None
     if not outcome.finite:
@@ -112,11 +112,9 @@ def _try(box: BlackBox, ident: Identification, space: Space, masked: bool, seed:
 
 def _inside_shapes(ident: Identification, probe: Probe, grad_TV: Tensor) -> Answer:
     """Where token weights or gains make prediction impossible: every row must still be made of the known shapes."""
-    rows, keep = (
-        decompose([(probe, grad_TV)], ident.eps, warp=ident.model.warp, fourth=ident.rows.fourth),
-        probe.valid_T,
-    )
-    bad, silent = keep & rows.solved_T & ~rows.inside_T, keep & (grad_TV.norm(dim=-1) == 0)
+    rows = decompose([(probe, grad_TV)], ident.eps, warp=ident.model.warp, fourth=ident.rows.fourth)
+    bad = probe.valid_T & rows.solved_T & ~rows.inside_T
+    silent = probe.valid_T & (grad_TV.norm(dim=-1) == 0)
     if bool(silent.any()) and ident.identified.ce_weights == "uniform":
         return "differs", f"{_tokens(silent)} no gradient", None
     if not bool(bad.any()):
@@ -200,7 +198,7 @@ def _tail(ident: Identification, probe: Probe, grad_TV: Tensor) -> str:
     # Take the part of CE that is not along p off: −(1 − ε) onehot(y) − ε/V.
     flat_V = model.ce_source(probe)[row] - math.copysign(model.ce_weight(probe), model.ce_scale) * p_V
     use = ((probe.onehot_TV[row] == 0) & (p_V > 1e-9)).nonzero().flatten()
-    if len(use) < 100 or any(penalty.quantity.name != "raw" for penalty in model.penalties):
+    if len(use) < 100 or any(penalty.quantity != RAW for penalty in model.penalties):
         return ""
     x = ((grad_TV[row] - flat_V) / p_V.clamp(min=1e-300))[use]
     off = (x - x.median()).abs() > (1e-6 if ident.eps < 1e-10 else 3e-4) * x.median().abs()

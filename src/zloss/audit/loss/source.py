@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,6 +27,10 @@ ROUNDING = 30.0
 """Rounding errors allowed, in units of eps times the known amplification of a token."""
 EXPLAINED = 1e-3
 """A group counts as explained when at most this share of its non-CE part is left over (or only rounding is)."""
+
+
+def relative_error(seen: Tensor, wanted: Tensor) -> float:
+    return float((seen - wanted).norm() / wanted.norm().clamp(min=1e-300))
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,6 @@ NO_WARP = Warp()
 class Quantity:
     """One penalized quantity v, and where its source s goes: s·(k, g, m) and the shape of s at the logits."""
 
-    name: str
     coordinate: str
     """ "raw", "centered", "max_shifted" or "other"."""
     words: str
@@ -119,15 +122,12 @@ def _log_z_of_p(r: Probe) -> Tensor:
 
 
 ALONG_P = (1.0, 0.0, 0.0)
-RAW = Quantity("raw", "raw", "log Z", lambda r: r.log_z_T, _p, ALONG_P)
+RAW = Quantity("raw", "log Z", lambda r: r.log_z_T, _p, ALONG_P)
 CENTERED = Quantity(
-    "centered", "centered", "log Z − μ (row-centered)", _log_z_less_mu, lambda r: r.p_TV - r.uniform_TV, (0.0, 1.0, 0.0)
+    "centered", "log Z − μ (row-centered)", _log_z_less_mu, lambda r: r.p_TV - r.uniform_TV, (0.0, 1.0, 0.0)
 )
-MEAN_LOGIT = Quantity(
-    "mean_logit", "other", "the mean logit μ", lambda r: r.mu_T, lambda r: r.uniform_TV, (1.0, -1.0, 0.0)
-)
+MEAN_LOGIT = Quantity("other", "the mean logit μ", lambda r: r.mu_T, lambda r: r.uniform_TV, (1.0, -1.0, 0.0))
 NOT_SQUARED = Quantity(
-    "not_squared",
     "other",
     "log Z, which is not squared: λ·mean(log Z)",
     lambda r: torch.ones_like(r.log_z_T),
@@ -138,7 +138,6 @@ NOT_SQUARED = Quantity(
 """λ·mean(log Z − μ) has no entry: its source is that of label smoothing, and no gradient tells the two apart."""
 PROBABILITIES = (
     Quantity(
-        "probabilities",
         "other",
         "logsumexp of the probabilities, not of the logits",
         _log_z_of_p,
@@ -146,16 +145,15 @@ PROBABILITIES = (
         (0.0, 0.0, 1.0),
         "probabilities",
     ),
-    Quantity("probabilities_detached", "other", "logsumexp of the probabilities, with p as its source", _log_z_of_p, _p, ALONG_P),
-)  # fmt: skip
+    Quantity("other", "logsumexp of the probabilities, with p as its source", _log_z_of_p, _p, ALONG_P),
+)
 QUANTITIES: tuple[Quantity, ...] = (
     NOT_SQUARED,
     RAW,
     CENTERED,
-    Quantity("max_detached", "max_shifted", "log Z − max z with the maximum detached", _log_z_less_max, _p, ALONG_P),
+    Quantity("max_shifted", "log Z − max z with the maximum detached", _log_z_less_max, _p, ALONG_P),
     *(
         Quantity(
-            f"max_shifted, {fourth}",
             "max_shifted",
             "log Z − max z",
             _log_z_less_max,
@@ -166,14 +164,7 @@ QUANTITIES: tuple[Quantity, ...] = (
         for fourth in ("first maximum", "maxima")
     ),
     *PROBABILITIES,
-    Quantity(
-        "centered_detached",
-        "other",
-        "log Z − μ with μ detached (its source is p, not p − 1/V)",
-        _log_z_less_mu,
-        _p,
-        ALONG_P,
-    ),
+    Quantity("other", "log Z − μ with μ detached (its source is p, not p − 1/V)", _log_z_less_mu, _p, ALONG_P),
     MEAN_LOGIT,
 )
 SUMS = ((CENTERED, MEAN_LOGIT), (RAW, CENTERED))
@@ -367,15 +358,10 @@ def fit(
         columns.append(torch.stack([-gain_squared_T * rows.k_T, zero, zero]))
     goal, sigma = rows.amounts(), rows.sigmas
     x, errors, left = _least_squares([c[:, use] for c in columns], goal[:, use], sigma[:, use])
-    kappa, at = (x[0] if smoothing else 0.0), int(smoothing)
-    slope, offset, slope_error, offset_error = [], [], [], []
-    for quantity in quantities:
-        slope.append(x[at])
-        slope_error.append(errors[at])
-        offset.append(0.0 if quantity.fixed else x[at + 1])
-        offset_error.append(0.0 if quantity.fixed else errors[at + 1])
-        at += 1 if quantity.fixed else 2
-    # Where label smoothing is the only thing, nothing but it is left to explain.
+    kappa = x[0] if smoothing else 0.0
+    numbers = iter(list(zip(x, errors, strict=True))[int(smoothing) :])
+    lines = [(next(numbers), (0.0, 0.0) if quantity.fixed else next(numbers)) for quantity in quantities]
+    # What the penalties have to explain: the amounts without the label smoothing.
     beyond, residual, worst = rows.amounts(kappa), torch.zeros_like(goal), 0.0
     residual[:, use] = left
     for group in rows.groups:
@@ -383,11 +369,19 @@ def fit(
         if size > ROUNDING * float(sigma[:, group].norm()) and whole > 0:
             worst = max(worst, size / whole)
     chi = float((left / sigma[:, use]).square().mean().sqrt())
-    damping = x[-1] if damped else None
     return Fit(
-        quantities, kappa, tuple(slope), tuple(offset), tuple(slope_error), tuple(offset_error), chi, worst, shared,
-        damping, mean,
-    )  # fmt: skip
+        quantities,
+        kappa,
+        slope=tuple(slope for (slope, _), _ in lines),
+        offset=tuple(offset for _, (offset, _) in lines),
+        slope_error=tuple(error for (_, error), _ in lines),
+        offset_error=tuple(error for _, (_, error) in lines),
+        chi=chi,
+        worst=worst,
+        shared=shared,
+        damping=x[-1] if damped else None,
+        mean_weight=mean,
+    )
 
 
 def _least_squares(columns: list[Tensor], goal: Tensor, sigma: Tensor) -> tuple[list[float], list[float], Tensor]:
@@ -502,7 +496,7 @@ class Model:
     z_denominator: str | None = None
     ce_scale: float = 1.0
     smoothing: float = 0.0
-    warp: Warp = field(default=NO_WARP)
+    warp: Warp = NO_WARP
     probe_vocab: int = 0
     """The V at which the targets were identified."""
     log_v_target: bool = False

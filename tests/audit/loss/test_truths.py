@@ -1,16 +1,21 @@
-"""The truths of `FURTHER` and `UNSEEN` hold in plain fp64 autograd; the audit is not called."""
+"""What is written of the losses of `FURTHER`, `UNSEEN` and `correct` holds in plain fp64 autograd; the audit is not called."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from tests.audit.loss.further import FURTHER, gradient_error
+from tests.audit.loss.correct import Recipe, correct_losses, recipes
+from tests.audit.loss.further import FURTHER, Case, gradient_error
 from tests.audit.loss.observed import OBSERVABLE, observed, remainder
 from tests.audit.loss.unseen import OUTSIDE, UNSEEN
 
 NUMBERS = {name: case for name, case in {**FURTHER, **UNSEEN}.items() if gradient_error(case) is not None}
+CORRECT = {name: truth for name, _, _, truth in correct_losses()}
+RECIPES = dict(recipes())
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -57,3 +62,47 @@ def test_a_wrong_truth_fails(name: str) -> None:
         )
     assert error is not None
     assert error > 1e-9
+
+
+@pytest.mark.parametrize("name", CORRECT)
+def test_a_generated_loss_has_the_gradient_of_its_formula_and_nothing_else_is_wrong(name: str) -> None:
+    truth = CORRECT[name]
+    error = gradient_error(truth)
+    assert error is not None
+    assert error < (5e-5 if RECIPES[name].precision == "fp32" else 1e-8)
+    shifted = truth.more["targets"] == "shifted"
+    # Among others: all ignored, inputs, repetition.
+    assert observed(truth.loss, truth.options, shifted=shifted) <= truth.may
+
+
+def test_every_shape_of_code_occurs() -> None:
+    assert len(CORRECT) == 200
+    drawn = {
+        axis: Counter(getattr(recipe, axis) for recipe in RECIPES.values()) for axis in Recipe.__dataclass_fields__
+    }
+    assert drawn["style"]["compiled"] == 4
+    expected = {
+        "objective": 4, "ignore": 3, "reduction": 3, "constant": 4, "linear": 2, "shift": 3, "precision": 3, "organisation": 4,
+        "mask": 4, "log_z": 4, "cross_entropy": 3, "style": 6, "returns": 7, "smoothing": 3, "class_weights": 2, "target": 5,
+    }  # fmt: skip
+    for axis, kinds in expected.items():
+        assert len(drawn[axis]) == kinds, axis
+        assert min(drawn[axis].values()) >= 4, axis
+    coefs = [recipe.coef for recipe in RECIPES.values()]
+    assert min(coefs) < 3e-5
+    assert max(coefs) > 3e-2
+
+
+def test_another_seed_draws_other_losses_and_the_same_seed_the_same() -> None:
+    assert dict(recipes()) == RECIPES
+    assert set(dict(recipes(seed=1)).values()) != set(RECIPES.values())
+
+
+@pytest.mark.parametrize(
+    "change", [{"coef": 1.001e-3}, {"target": 0.01}, {"objective": "centered"}, {"reduction": "all"}]
+)
+def test_a_generated_loss_that_computes_something_else_fails(change: dict[str, Any]) -> None:
+    recipe = Recipe()
+    truth = Case(recipe, "", True, recipe.coef, formula=recipe.formula)
+    assert (gradient_error(truth) or 0.0) < 1e-12
+    assert (gradient_error(replace(truth, loss=replace(recipe, **change))) or 0.0) > 1e-7
