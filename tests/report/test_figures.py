@@ -303,16 +303,13 @@ def test_what_an_axis_cannot_show_is_a_gap() -> None:
     assert drawn([figure])
 
 
-def test_matched_variants_are_dashed_and_files_are_reproducible(tmp_path: Path) -> None:
+def test_matched_variants_are_dashed() -> None:
     variants = ("token_layer_mean", "active_route_sum", "active_route_sum:matched")
-    curves = {name: ((1, 2, 3), (1.0, 1.1, 1.2 + i)) for i, name in enumerate(variants)}
-    figure = step_figure("entropy", curves)
+    figure = step_figure("entropy", {name: ((1, 2, 3), (1.0, 1.1, 1.2 + i)) for i, name in enumerate(variants)})
     assert [row["dash"] for row in rows(figure, "line")] == [False, False, True]
-    (first,) = write_figures(tmp_path / "a", {"x": [figure]}, formats=("svg",))
-    (again,) = write_figures(tmp_path / "b", {"x": [figure]}, formats=("svg",))
-    assert first.read_bytes() == again.read_bytes()
-    assert b"entropy (nat)" in first.read_bytes()
-    assert first.read_bytes().count(b'stroke-dasharray="4,4"') >= 1
+    svg = drawn([figure])
+    assert "entropy (nat)" in svg
+    assert 'stroke-dasharray="4,4"' in svg
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=20))

@@ -2,7 +2,7 @@
 
 Its content policy names the checksums of the page's own style sheet and scripts, so a browser sends no request and runs no
 other script and no attribute with code or style, whatever text reaches the page. Figures are data until the page's script
-draws them. Widths of bars and colors of methods, which attributes would hold otherwise, are classes of the style sheet.
+draws them. Bar widths and series colors, which would otherwise be style attributes, are classes of the style sheet.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _asset(name: str) -> str:
 
 
 def _generated_rules() -> str:
-    """The rules of the style sheet that are made of numbers: a class per color of a series, a class per width in per cent."""
+    """The generated rules of the style sheet: a class for each series color, and one for each width in percent."""
     chips = "".join(
         f".chip.{_colour_class(colour)}::before {{ background: {_on_page(colour)}; }}\n"
         for colour in dict.fromkeys((*TONES.values(), *COLOURS))
@@ -213,11 +213,8 @@ def _text(text: Text) -> str:
                 f'<p class="facts">{"".join(f"<span>{prose(part)}</span>" for part in text.sentence.split(" · "))}</p>'
             )
         case style:
-            strong = style == "strong" or text.tone == "strong"
-            classes = [style, f"tone-{text.tone}" if text.tone and not strong else ""]
-            return (
-                f"<p{_attribute('class', ' '.join(filter(None, classes)))}>{f'<b>{shown}</b>' if strong else shown}</p>"
-            )
+            strong = style in ("strong", "answer")
+            return f"<p{_attribute('class', style)}>{f'<b>{shown}</b>' if strong else shown}</p>"
 
 
 def _table(table: Table) -> str:
@@ -240,7 +237,7 @@ def _table(table: Table) -> str:
 
 
 def _legend_of(table: Table) -> str:
-    """What the columns mean, below a table that has no column for it."""
+    """What the columns mean, below a table without a column that says so."""
     if not table.legend or any(column.wide for column in table.columns):
         return ""
     meant = "; ".join(f"<b>{prose(entry.symbol)}</b>: {prose(entry.meaning)}" for entry in table.legend)

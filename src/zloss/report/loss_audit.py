@@ -66,7 +66,7 @@ def loss_audit_document(audit: LossAudit) -> Document:
         Group(
             "verdict",
             (
-                Text(bottom_line(audit)[0], "answer", "strong"),
+                Text(bottom_line(audit)[0], "answer"),
                 *_what_to_do(audit),
                 Text(f"It applies: {headline(audit)}"),
             ),
