@@ -297,8 +297,8 @@ def test_extreme_tokens_read_as_text_and_change_by_tab(browser: Any, single: Pat
 
 def luminance(browser: Any, css_property: str, selector: str = "body") -> float:
     script = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
-    colour = browser.execute_script(script, selector, css_property)
-    return sum(float(part) for part in colour[colour.index("(") + 1 : -1].split(",")[:3]) / (3 * 255)
+    color = browser.execute_script(script, selector, css_property)
+    return sum(float(part) for part in color[color.index("(") + 1 : -1].split(",")[:3]) / (3 * 255)
 
 
 def test_light_and_dark_both_read_well(browser: Any, single: Path) -> None:

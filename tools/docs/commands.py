@@ -29,7 +29,7 @@ VARIABLES = (
     ("ONEDNN_MAX_CPU_ISA", "`AVX512_CORE_BF16` keeps bf16 products fast on machines that announce AMX and then trap on it."),
     ("HF_HUB_OFFLINE", "`1`: models and datasets come from the local cache only."),
     ("HF_ENDPOINT", "Address of the hub; error messages name it if it does not answer."),
-    ("HF_HUB_DISABLE_PROGRESS_BARS", "Set by a command while it loads a model, so that its bars do not clash with those of zloss."),
+    ("HF_HUB_DISABLE_PROGRESS_BARS", "Set by a command while it loads a model, so that only the bars of zloss show."),
     ("RANK", "Set by `torchrun`; with `WORLD_SIZE` above 1 a command runs on several processes or refuses to."),
     ("WORLD_SIZE", "See `RANK`."),
 )  # fmt: skip

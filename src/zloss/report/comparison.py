@@ -188,16 +188,13 @@ def verdict_word(verdict: Verdict) -> str:
 
 def _verdicts(comparison: Comparison) -> Document:
     """A word for each method and its three parts, and what a reader needs to know about them."""
-    if not comparison.quality.methods:
+    quality, compared, seeds = comparison.quality, len(comparison.quality.methods), len(comparison.seeds)
+    if not compared:
         return []
-    said = (
+    notes = [
         "Rejected if any part fails, accepted if all three hold, otherwise inconclusive: an open part names what would "
         "settle it."
-    )
-    tolerance = cell(comparison.quality.tolerance_ppl)
-    more: Columns = (("PPL difference", "delta_ppl"), ("tolerance", lambda verdict: tolerance))
-    quality, compared, seeds = comparison.quality, len(comparison.quality.methods), len(comparison.seeds)
-    notes = [said]
+    ]
     if quality.tolerance_ppl is not None:
         notes.append(f"PPL may rise by {quality.tolerance_ppl:.4g} ({quality.tolerance}).")
     notes.append(
@@ -206,6 +203,8 @@ def _verdicts(comparison: Comparison) -> Document:
     )
     if quality.seed_varies:
         notes.append(f"{seeds} seed{'s' if seeds != 1 else ''}; a seed varies {quality.seed_varies}.")
+    tolerance = cell(quality.tolerance_ppl)
+    more: Columns = (("PPL difference", "delta_ppl"), ("tolerance", lambda verdict: tolerance))
     return [Heading("Verdicts", 3), Text(" ".join(notes), "lead"), verdict_table(quality.methods, more)]
 
 
@@ -388,7 +387,7 @@ def _methods_figure(
     Matched variants lie on the line of the token-layer mean, so they are dashed.
     """
     rows = [fig.curve(method, xs, ys, **log, dash=MATCHED in method) for method, (xs, ys) in curves.items() if ys]
-    series = ((method, fig.colour_of(i)) for i, method in enumerate(curves))
+    series = ((method, fig.color_of(i)) for i, method in enumerate(curves))
     return fig.panel(
         name, title, axes, series, [*below, fig.lines(rows)], caption, of=of or name, width=380, height=250
     )

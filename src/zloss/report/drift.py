@@ -199,7 +199,7 @@ def _curves(drift: Drift, key: str) -> Figure | None:
         key,
         NAMES[key],
         (steps, fig.axis_of(key, fig.linear_domain(drawn, still, margin=0.08))),
-        ((name, TONES.get(name, fig.colour_of(0))) for name in found),
+        ((name, TONES.get(name, fig.color_of(0))) for name in found),
         [*([fig.rules(marks)] if marks else []), fig.lines(list(found.values()), points=60)],
         _caption(drift, key, seen),
         of=key,

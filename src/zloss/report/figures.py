@@ -26,7 +26,7 @@ FORMATS = ("svg", "png")
 RAW, CENTERED = "raw head", "centered head"
 TONES = {RAW: "#b9502b", CENTERED: "#1d6c8c"}
 """Colors of the two coordinates."""
-COLOURS = ("#5f6b73", "#8a8f2a", "#b9502b", "#1d6c8c", "#7a4fa3", "#2f8f5b", "#c28a1b", "#a33b63")
+COLORS = ("#5f6b73", "#8a8f2a", "#b9502b", "#1d6c8c", "#7a4fa3", "#2f8f5b", "#c28a1b", "#a33b63")
 """Colors of methods, in the order in which a figure names them."""
 INK, SOFT, RULE, STRONG = "#1c2026", "#646b76", "#e3e0da", "#c9c5bc"
 ON_PAGE = {
@@ -64,9 +64,9 @@ def panel(
     of: str = "",
     **size: int,
 ) -> Figure:
-    """A figure: its two axes, the (name, colour) of its series, and layers in drawing order; `of` is the drawn quantity."""
+    """A figure: its two axes, the (name, color) of its series, and layers in drawing order; `of` is the drawn quantity."""
     series = tuple(series)
-    scale = {"domain": [name for name, _ in series], "range": [colour for _, colour in series]}
+    scale = {"domain": [name for name, _ in series], "range": [color for _, color in series]}
     x, y = ({"field": field, **axis} for field, axis in zip("xy", axes, strict=True))
     color = {"field": "series", "type": "nominal", "scale": scale}
     spec = {"encoding": {"x": x, "y": y, "color": color}, "layer": list(layers)}
@@ -191,9 +191,9 @@ def log_domain(*samples: Values, margin: float = 0.04) -> Domain:
     return low / stretch, high * stretch
 
 
-def colour_of(index: int) -> str:
+def color_of(index: int) -> str:
     """The color of the n-th method, in every figure of a page."""
-    return COLOURS[index % len(COLOURS)]
+    return COLORS[index % len(COLORS)]
 
 
 def interactive(figure: Figure) -> Spec:

@@ -24,7 +24,7 @@ from zloss.report.document import (
     table,
     terms,
 )
-from zloss.report.figures import axis, colour_of, curve, linear_domain, lines, panel
+from zloss.report.figures import axis, color_of, curve, linear_domain, lines, panel
 from zloss.report.numbers import MISSING, number
 from zloss.results.loss_audit import Finding, Identified, LossAudit, SourceError, TargetModelSource, Witness
 
@@ -169,7 +169,7 @@ def _curve(got: Identified) -> Document:
     )
     caption = "What the loss applies is a function of log Z, but not a square: a square would give a straight line."
     drawn = [lines([curve("measured", xs, ys)], points=30)]
-    return [panel("loss_curve", title, axes, (("measured", colour_of(0)),), drawn, caption)]
+    return [panel("loss_curve", title, axes, (("measured", color_of(0)),), drawn, caption)]
 
 
 def bottom_line(audit: LossAudit) -> tuple[str, Tone]:
