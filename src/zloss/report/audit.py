@@ -179,7 +179,7 @@ def _thresholds(report: AuditReport) -> Document:
         (Column("why", "prose"), lambda one: WHY.get(one[0], "")),
     )
     shown = table(report.thresholds.items(), columns, name="thresholds", sortable=False)
-    said = "Options of `zloss report` set them, with hyphens: `--shift-noise 0.02`."
+    said = "Set them with options of `zloss report`, with hyphens for underscores: `--shift-noise 0.02`."
     return [Heading("Thresholds", 3), Text(said, "soft"), shown]
 
 
