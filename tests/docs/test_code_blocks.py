@@ -1,4 +1,4 @@
-"""Code in the pages: Python parses, the pages that promise it run from top to bottom, commands are understood by the parser."""
+"""Code in the pages: Python parses and imports what exists, some pages run as a whole, commands have only real options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site builds without a warning and asks nothing of other hosts."""
+"""The site builds without a warning and requests nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -105,6 +105,6 @@ def test_pages_fit_the_window_and_show_every_picture(site: Path, browser: Any, w
         assert browser.execute_script(missing) == [], page.name
         shown = browser.execute_script("return document.body.getAttribute('data-md-color-scheme')")
         assert shown == {"light": "default", "dark": "slate"}[scheme], page.name
-    # Search asks for its index, which a browser does not give to a page that is a file.
+    # Search requests its index, which a browser refuses to a page opened from disk.
     errors = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
     assert [message for message in errors if "search" not in message] == []
