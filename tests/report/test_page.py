@@ -68,13 +68,6 @@ def open_page(browser: Any, path: Path) -> None:
     )
 
 
-def open_results(browser: Any, folder: Path, results: DecidedResults) -> Path:
-    path = folder / "report.html"
-    write_text(path, render_page(results))
-    open_page(browser, path)
-    return path
-
-
 def requested(browser: Any) -> list[str]:
     """URLs the browser requested, except `data:` ones."""
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
@@ -104,8 +97,10 @@ def test_hostile_text_stays_text_in_tables_figures_and_tooltips(
 ) -> None:
     curves = tuple(replace(curve, name=f"{HOSTILE}{i}") for i, curve in enumerate(COMMITTED.curves))
     audits = [replace(report, model=replace(report.model, name=f"{HOSTILE}{i}")) for i in range(2)]
+    path = tmp_path / "report.html"
     lost = replace(loss_audit, provenance={"loss": HOSTILE})
-    path = open_results(browser, tmp_path, decide_results(audits, (lost,), (replace(COMMITTED, curves=curves),)))
+    write_text(path, render_page(decide_results(audits, (lost,), (replace(COMMITTED, curves=curves),))))
+    open_page(browser, path)
     for name in ("cross_entropy", "p_z_999"):
         figure = browser.find_elements("css selector", f'figure[data-name="{name}"]')[-1]
         hover(browser, figure, ".mark-symbol path, .mark-line path")
@@ -195,7 +190,9 @@ def test_labels_of_figures_keep_clear_of_one_another(
         if isinstance(values, tuple)
     }
     small = replace(report, figures=replace(report.figures, geometry=replace(sample, **columns)))
-    open_results(browser, tmp_path, decide_results(audits=(small, other), comparisons=(COMMITTED,)))
+    path = tmp_path / "report.html"
+    write_text(path, render_page(decide_results(audits=(small, other), comparisons=(COMMITTED,))))
+    open_page(browser, path)
     assert browser.execute_script(CLEAR) == []
 
 

@@ -229,7 +229,7 @@ def decision_document(decisions: Sequence[Decision], first: Block, models: str |
 
     `models` says which joined result is of which model.
     """
-    items = []
+    items: list[Item] = []
     for (fired, _), run in itertools.groupby(enumerate(decisions, 1), lambda one: (one[1].fired, one[1].reason)):
         places, together = zip(*run, strict=True)
         if fired is not None or len(together) == 1:
