@@ -16,7 +16,7 @@ def test_ci_calls_the_commands_of_the_readme_and_no_variant_of_them() -> None:
 
 
 def test_no_target_that_ci_calls_starts_another_make() -> None:
-    """A nested `make` prints lines of its own, and passes MAKEFLAGS on to what the tests start."""
+    """A nested `make` prints extra lines and passes MAKEFLAGS to what the tests start."""
     makefile = (ROOT / "Makefile").read_text()
     for target in ("lint", "docs", "audit", "test", "check"):
         recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)*)", makefile, re.MULTILINE)

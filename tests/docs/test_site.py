@@ -1,4 +1,4 @@
-"""The site builds without a warning and asks nothing of other hosts."""
+"""The site builds without a warning and requests nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -48,19 +48,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def built(site: Path, page: Path) -> Path:
+    """The HTML file of a Markdown page."""
+    name = "index" if page.stem == "README" else page.stem
+    return site / page.relative_to(DOCS).with_name(f"{name}.html")
+
+
 def test_every_page_is_there(site: Path) -> None:
     for page in DOCS.rglob("*.md"):
-        name = "index" if page.stem == "README" else page.stem
-        assert (site / page.relative_to(DOCS).with_name(f"{name}.html")).is_file(), page
+        assert built(site, page).is_file(), page
 
 
 def test_emphasis_is_meant(site: Path) -> None:
     """Underscores of ‖g‖_∞ … ‖g‖_∞ set the words between them in italics. Pages write *emphasis* with asterisks."""
     for page in DOCS.rglob("*.md"):
         source = page.read_text(encoding="utf-8")
-        name = "index" if page.stem == "README" else page.stem
-        built = (site / page.relative_to(DOCS).with_name(f"{name}.html")).read_text(encoding="utf-8")
-        for found in re.findall(r"<em>(.*?)</em>", built, re.DOTALL):
+        for found in re.findall(r"<em>(.*?)</em>", built(site, page).read_text(encoding="utf-8"), re.DOTALL):
             words = html.unescape(re.sub(r"<[^>]+>", "", found)).split()
             assert re.search(r"\*[\[`]*" + re.escape(words[0]), source), f"{page}: {' '.join(words)}"
 
@@ -102,6 +105,6 @@ def test_pages_fit_the_window_and_show_every_picture(site: Path, browser: Any, w
         assert browser.execute_script(missing) == [], page.name
         shown = browser.execute_script("return document.body.getAttribute('data-md-color-scheme')")
         assert shown == {"light": "default", "dark": "slate"}[scheme], page.name
-    # Search asks for its index, which a browser does not give to a page that is a file.
+    # Search requests its index, which a browser refuses to a page opened from disk.
     errors = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
     assert [message for message in errors if "search" not in message] == []

@@ -1,4 +1,4 @@
-"""What a reader is told first, and what keeps results from being misread: answers, other texts, capped gains, small shares."""
+"""What a reader sees first, and what keeps results from being misread: answers, other texts, capped gains, small shares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zloss.report.audit import (
     tally,
 )
 from zloss.report.comparison import answer
-from zloss.report.document import Items, Text
+from zloss.report.document import Item, Items, Text
 from zloss.report.files import render_page, terminal_document
 from zloss.report.html import to_page
 from zloss.report.logprobs import logprob_document
@@ -97,28 +97,28 @@ def test_pages_and_terminals_begin_with_the_answer(
 def test_a_loss_audit_says_what_is_wrong_and_one_fix_per_finding(loss_audit: LossAudit) -> None:
     """A detached Z was to be fixed in the backward pass, a fix of a warning came first, and a wrong log stopped training."""
 
-    def told(*found: tuple[str, Severity], has_z: bool | None = True) -> tuple[str, list[str]]:
+    def advised(*found: tuple[str, Severity], has_z: bool | None = True) -> tuple[str, list[str]]:
         findings = tuple(Finding(id, "finding", "", severity=severity) for id, severity in found)
         identified = replace(loss_audit.identified, has_z=has_z)
         audit = replace(loss_audit, findings=findings, identified=identified)
         return bottom_line(audit)[0], [fix.partition(":")[0] for fix in what_to_do(audit)]
 
-    opening, fixes = told(("forward_backward_mismatch", "error"), ("zero_gradient_z", "error"), has_z=False)
+    opening, fixes = advised(("forward_backward_mismatch", "error"), ("zero_gradient_z", "error"), has_z=False)
     assert opening.startswith("Fix this loss before you train with it: 2 errors (forward_backward_mismatch, zero")
     assert fixes == ["zero_gradient_z, forward_backward_mismatch"]
-    _, fixes = told(
+    _, fixes = advised(
         ("overwrites_input", "warning"), ("differs_from_expected", "error"), ("forward_backward_mismatch", "error")
     )
     assert fixes == ["forward_backward_mismatch", "differs_from_expected", "overwrites_input"]
-    opening, fixes = told(("reported_z_value", "error"), ("all_ignored_nonfinite", "warning"))
+    opening, fixes = advised(("reported_z_value", "error"), ("all_ignored_nonfinite", "warning"))
     assert opening.startswith(
         "No errors in what this loss trains, but the Z it reports is wrong: 1 error (reported_z_val"
     )
     assert fixes == ["reported_z_value", "all_ignored_nonfinite"]
     for has_z in (False, None):  # the Z that is reported may be meant to be trained
-        assert told(("reported_z_value", "error"), has_z=has_z)[0].startswith("Fix this loss")
-    assert told(("reported_z_value", "error"), ("not_off", "error"))[0].startswith("Fix this loss")
-    assert told(("returned_values", "note"))[0] == "No errors in what this loss trains; 1 note (returned_values)."
+        assert advised(("reported_z_value", "error"), has_z=has_z)[0].startswith("Fix this loss")
+    assert advised(("reported_z_value", "error"), ("not_off", "error"))[0].startswith("Fix this loss")
+    assert advised(("returned_values", "note"))[0] == "No errors in what this loss trains; 1 note (returned_values)."
 
 
 def test_the_card_of_r_z_is_about_the_run_of_the_verdict(report: AuditReport) -> None:
@@ -158,16 +158,15 @@ def test_a_page_has_one_limit_of_lambda(bare: AuditReport) -> None:
     assert "usual range" not in page
 
 
+def stages_of(report: AuditReport) -> tuple[Item, ...]:
+    (stages,) = (block for block in decision_document(report.decisions, Text("")) if isinstance(block, Items))
+    return stages.items
+
+
 def test_a_stage_that_fired_harmlessly_says_what_is_large_and_why_it_is_harmless(bare: AuditReport) -> None:
     limits = Thresholds(shift_over_log_v=0, gain_99=0, input_path_ratio=0, component_share=0)
     found = with_decisions(weighed(bare), thresholds=limits)
-    stages = [
-        item
-        for block in decision_document(found.decisions, Text(""))
-        if isinstance(block, Items)
-        for item in block.items
-    ]
-    fired = [(item, one) for item, one in zip(stages, found.decisions, strict=False) if one.fired]
+    fired = [(item, one) for item, one in zip(stages_of(found), found.decisions, strict=False) if one.fired]
     assert len(fired) >= 3
     for item, one in fired:
         assert one.consequence is not None
@@ -178,15 +177,12 @@ def test_a_stage_that_fired_harmlessly_says_what_is_large_and_why_it_is_harmless
     page = render_page(decide_results(audits=(found,)))
     assert "Too small to matter" not in page
     mattering = with_decisions(weighed(bare, noise=(0.24, 0.02)), thresholds=limits)
-    first = next(block for block in decision_document(mattering.decisions, Text("")) if isinstance(block, Items)).items[
-        0
-    ]
+    first = stages_of(mattering)[0]
     assert (first.tone, first.expanded) == ("fired", True)
 
 
 def test_a_model_without_a_router_has_seven_stages(report: AuditReport) -> None:
-    items = next(block for block in decision_document(report.decisions, Text("")) if isinstance(block, Items)).items
-    (router,) = (item for item in items if "Router" in item.name)
+    (router,) = (item for item in stages_of(report) if "Router" in item.name)
     assert (router.word, router.tone) == ("not applicable", "open")
     assert " of 7 stages that apply" in tally(report.decisions)
     assert "1 not applicable" in tally(report.decisions)

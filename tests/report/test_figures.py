@@ -88,13 +88,13 @@ def test_figures_are_written_whole_and_reproducibly(
     assert not (tmp_path / "none").exists()
 
 
-def test_panels_of_one_file_share_one_legend_with_all_colours() -> None:
-    """Merging the colours of panels with different series painted all of them alike."""
+def test_panels_of_one_file_share_one_legend_with_all_colors() -> None:
+    """Merging the colors of panels with different series painted all of them alike."""
     first = step_figure("grad_norm", {"ce": ((1, 2), (1.0, 2.0))})
     second = step_figure("entropy", {"ce": ((1, 2), (1.0, 2.0)), "standard": ((1, 2), (1.5, 2.5))})
     svg = drawn([first, second])
     assert svg.count(">standard</text>") == svg.count(">ce</text>") == 1
-    assert all(f'stroke="{colour}"' in svg for _, colour in second.series)
+    assert all(f'stroke="{color}"' in svg for _, color in second.series)
 
 
 def test_every_sampled_token_is_drawn_once_in_each_coordinate(report: AuditReport) -> None:
@@ -280,10 +280,10 @@ def test_a_comparison_has_its_curves_and_its_tail() -> None:
     for figure in figures:
         assert [name for name, _ in figure.series] == names
         assert [row["series"] for row in rows(figure, "line") if "series" in row] == names
-    assert len({colour for _, colour in figures[0].series}) == len(names)
+    assert len({color for _, color in figures[0].series}) == len(names)
     assert figures[1].spec["encoding"]["y"]["scale"]["type"] == "log"
     assert training_figures([]) == []
-    # A method without a curve keeps its colour.
+    # A method without a curve keeps its color.
     figures = training_figures([replace(groups[0], curves={}), *groups[1:]])
     assert {dict(figure.series)[names[1]] for figure in figures} == {dict(figures[-1].series)[names[1]]}
     assert len(rows(figures[0], "line")) == len(groups) - 1
@@ -303,16 +303,13 @@ def test_what_an_axis_cannot_show_is_a_gap() -> None:
     assert drawn([figure])
 
 
-def test_matched_variants_are_dashed_and_files_are_reproducible(tmp_path: Path) -> None:
+def test_matched_variants_are_dashed() -> None:
     variants = ("token_layer_mean", "active_route_sum", "active_route_sum:matched")
-    curves = {name: ((1, 2, 3), (1.0, 1.1, 1.2 + i)) for i, name in enumerate(variants)}
-    figure = step_figure("entropy", curves)
+    figure = step_figure("entropy", {name: ((1, 2, 3), (1.0, 1.1, 1.2 + i)) for i, name in enumerate(variants)})
     assert [row["dash"] for row in rows(figure, "line")] == [False, False, True]
-    (first,) = write_figures(tmp_path / "a", {"x": [figure]}, formats=("svg",))
-    (again,) = write_figures(tmp_path / "b", {"x": [figure]}, formats=("svg",))
-    assert first.read_bytes() == again.read_bytes()
-    assert b"entropy (nat)" in first.read_bytes()
-    assert first.read_bytes().count(b'stroke-dasharray="4,4"') >= 1
+    svg = drawn([figure])
+    assert "entropy (nat)" in svg
+    assert 'stroke-dasharray="4,4"' in svg
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=20))
@@ -347,7 +344,7 @@ def test_a_page_adds_tooltips_zoom_and_hidden_series(report: AuditReport) -> Non
         assert not any("params" in part for part in (figure.spec, *figure.spec["layer"]))
 
 
-def test_the_coordinates_have_one_colour_on_the_page_and_in_files() -> None:
+def test_the_coordinates_have_one_color_on_the_page_and_in_files() -> None:
     css = (files("zloss.report") / "assets/page.css").read_text(encoding="utf-8").partition("@media")[0]
-    for colour, variable in ON_PAGE.items():
-        assert f"{variable}: {colour};" in css
+    for color, variable in ON_PAGE.items():
+        assert f"{variable}: {color};" in css

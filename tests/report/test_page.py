@@ -69,7 +69,7 @@ def open_page(browser: Any, path: Path) -> None:
 
 
 def requested(browser: Any) -> list[str]:
-    """URLs the browser asked for, `data:` ones apart."""
+    """URLs the browser requested, except `data:` ones."""
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
     return [url for url in sent if not url.startswith("data:")]
@@ -294,8 +294,8 @@ def test_extreme_tokens_read_as_text_and_change_by_tab(browser: Any, single: Pat
 
 def luminance(browser: Any, css_property: str, selector: str = "body") -> float:
     script = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
-    colour = browser.execute_script(script, selector, css_property)
-    return sum(float(part) for part in colour[colour.index("(") + 1 : -1].split(",")[:3]) / (3 * 255)
+    color = browser.execute_script(script, selector, css_property)
+    return sum(float(part) for part in color[color.index("(") + 1 : -1].split(",")[:3]) / (3 * 255)
 
 
 def test_light_and_dark_both_read_well(browser: Any, single: Path) -> None:

@@ -130,7 +130,7 @@ def test_sentences_are_broken_between_words_only_and_code_never() -> None:
     assert {path, f"  {code}"} <= set(shown)
 
 
-def test_nothing_is_coloured_where_it_is_not_asked_for(
+def test_nothing_is_colored_where_it_is_not_asked_for(
     report: AuditReport, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")

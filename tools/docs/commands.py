@@ -20,7 +20,7 @@ EXIT_CODES = (
     (CLOSED_PIPE, "The reader of the output has closed the pipe, as with `| head -1`."),
 )  # fmt: skip
 VARIABLES = (
-    ("ZLOSS_CACHE", "Folder of converted GGUF models; else `zloss` in `XDG_CACHE_HOME` or `~/.cache`."),
+    ("ZLOSS_CACHE", "Folder for converted GGUF models; default: `zloss` in `XDG_CACHE_HOME` or `~/.cache`."),
     ("XDG_CACHE_HOME", "See `ZLOSS_CACHE`."),
     ("ZLOSS_CHUNK_BYTES", "Bytes of V-wide buffers that a chunk of tokens may take in `head_loss`. Read once, at import."),
     ("ZLOSS_SAVE_EVERY", "Seconds between two saves of an audit that `--resume` can continue."),
@@ -29,8 +29,8 @@ VARIABLES = (
     ("ONEDNN_MAX_CPU_ISA", "`AVX512_CORE_BF16` keeps bf16 products fast on machines that announce AMX and then trap on it."),
     ("HF_HUB_OFFLINE", "`1`: models and datasets come from the local cache only."),
     ("HF_ENDPOINT", "Address of the hub; error messages name it if it does not answer."),
-    ("HF_HUB_DISABLE_PROGRESS_BARS", "Set by a command while it loads a model, so that its bars do not disturb those of zloss."),
-    ("RANK", "Set by `torchrun`; with `WORLD_SIZE` above 1 a command works on several processes or refuses to."),
+    ("HF_HUB_DISABLE_PROGRESS_BARS", "Set by a command while it loads a model, so that only the bars of zloss show."),
+    ("RANK", "Set by `torchrun`; with `WORLD_SIZE` above 1 a command runs on several processes or refuses to."),
     ("WORLD_SIZE", "See `RANK`."),
 )  # fmt: skip
 

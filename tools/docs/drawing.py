@@ -90,14 +90,14 @@ class Axis:
         return self.start + (at - low) / (high - low) * (self.end - self.start)
 
 
-def below(axis: Axis, y: float, top: float, ticks: Sequence[float], label: str) -> list[str]:
+def x_axis(axis: Axis, y: float, top: float, ticks: Sequence[float], label: str) -> list[str]:
     """Grid lines from `top` to `y`, tick labels and the label of a horizontal axis."""
     parts = [line(axis(tick), top, axis(tick), y) for tick in ticks]
     parts += [text(axis(tick), y + 16, f"{tick:g}", "soft small mid") for tick in ticks]
     return [*parts, text((axis.start + axis.end) / 2, y + 36, label, "soft mid")]
 
 
-def beside(axis: Axis, x: float, right: float, ticks: Sequence[float], label: str) -> list[str]:
+def y_axis(axis: Axis, x: float, right: float, ticks: Sequence[float], label: str) -> list[str]:
     """Grid lines from `x` to `right`, tick labels and the label of a vertical axis."""
     parts = [line(x, axis(tick), right, axis(tick)) for tick in ticks]
     parts += [text(x - 6, axis(tick) + 4, f"{tick:g}", "soft small end") for tick in ticks]

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tools.docs.drawing import WIDE, Axis, arrow, bar, below, beside, box, curve, dot, line, picture, text
+from tools.docs.drawing import WIDE, Axis, arrow, bar, box, curve, dot, line, picture, text, x_axis, y_axis
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS, ARCHITECTURE = DOCS / "results", DOCS / "architecture.md"
@@ -17,14 +17,7 @@ BOX, GAP, STEP = 90, 11, 74
 
 def figures() -> dict[str, str]:
     """File name → SVG."""
-    return {
-        "log_z.svg": log_z(),
-        "shift.svg": shift(),
-        "gain.svg": gain(),
-        "outliers.svg": outliers(),
-        "transport.svg": transport(),
-        "packages.svg": packages(),
-    }
+    return {f"{draw.__name__}.svg": draw() for draw in (log_z, shift, gain, outliers, transport, packages)}
 
 
 def _read(name: str) -> Any:
@@ -35,12 +28,12 @@ def log_z() -> str:
     """Histograms over tokens of log Z − log V, raw and centered (audit of SmolLM2)."""
     report = _read("full_set/audit/report.json")
     x, y = Axis(0, 32, 70, 700), Axis(0, 0.25, 250, 20)
-    parts = [*below(x, 250, 20, range(0, 33, 4), "|log Z − log V| of a token, in nats")]
-    parts += beside(y, 70, 700, (0, 0.05, 0.1, 0.15, 0.2, 0.25), "share of tokens")
-    for coordinate, kind in (("raw", "raw"), ("centered", "centered")):
+    parts = [*x_axis(x, 250, 20, range(0, 33, 4), "|log Z − log V| of a token, in nats")]
+    parts += y_axis(y, 70, 700, (0, 0.05, 0.1, 0.15, 0.2, 0.25), "share of tokens")
+    for kind in ("raw", "centered"):
         counts = [0] * 32
         for histogram in report["figures"]["histograms"]:
-            if (histogram["quantity"], histogram["coordinate"]) == ("violation", coordinate):
+            if (histogram["quantity"], histogram["coordinate"]) == ("violation", kind):
                 for left, count in zip(histogram["edges"], histogram["counts"], strict=False):
                     counts[int(left)] += count
         total = sum(counts)
@@ -49,9 +42,9 @@ def log_z() -> str:
                 parts.append(
                     bar(x(i) + 1, y(count / total), x(i + 1) - x(i) - 2, 250 - y(count / total), f"{kind} faint")
                 )
-        tail = report["heads"][coordinate]["p_z_999"]
+        tail = report["heads"][kind]["p_z_999"]
         parts.append(line(x(tail), 20, x(tail), 250, f"line dash edge-{kind}"))
-        parts.append(text(x(tail) - 5, 34, f"p99.9 {coordinate}: {tail:.1f}", "small end"))
+        parts.append(text(x(tail) - 5, 34, f"p99.9 {kind}: {tail:.1f}", "small end"))
     parts += [bar(490, 62, 12, 12, "raw faint"), text(508, 73, "raw: log Z", "small")]
     parts += [bar(490, 82, 12, 12, "centered faint"), text(508, 93, "centered: log Z − μ", "small")]
     return picture(WIDE, 296, "Distance of log Z from log V over 512 tokens, raw and centered, SmolLM2-135M", parts)
@@ -61,7 +54,7 @@ def shift() -> str:
     """Mean log Z split into the common shift and the rest, after 100 steps under three methods (SmolLM2)."""
     methods = {entry["method"]: entry["heads"] for entry in _read("matched_smollm2.json")["methods"]}
     x = Axis(-6, 24, 190, 700)
-    parts = below(x, 170, 16, range(-5, 25, 5), "nats, mean over 16,384 validation tokens and two seeds")
+    parts = x_axis(x, 170, 16, range(-5, 25, 5), "nats, mean over 16,384 validation tokens and two seeds")
     names = {
         "ce": "cross-entropy alone",
         "standard": "Standard Z-loss, λ = 1e-3",
@@ -74,8 +67,8 @@ def shift() -> str:
         parts.append(bar(x(0), top, x(relative) - x(0), 15, "centered faint"))
         parts.append(text(x(relative) - 6, top + 12, f"log Z − μ = {relative:.1f}", "small end"))
         parts.append(bar(min(x(0), x(mu)), top + 17, abs(x(mu) - x(0)), 15, "raw faint"))
-        place, kind = (x(mu) + 6, "small") if mu > 0 else (x(0) + 6, "small")
-        parts.append(text(place, top + 29, f"μ = {mu:+.1f}".replace("-", "−") + f", so log Z = {raw:.1f}", kind))
+        said = f"μ = {mu:+.1f}, so log Z = {raw:.1f}".replace("-", "−")
+        parts.append(text(max(x(0), x(mu)) + 6, top + 29, said, "small"))
     parts.append(line(x(0), 16, x(0), 170, "line"))
     return picture(WIDE, 216, "Mean log Z of SmolLM2-135M after 100 steps, split into common shift and the rest", parts)
 
@@ -85,11 +78,10 @@ def gain() -> str:
     geometry = _read("full_set/audit/report.json")["figures"]["geometry"]
     pairs = sorted(zip(geometry["delta_z_raw"], geometry["delta_u_raw"], strict=True))
     x, y = Axis(3e-5, 8e-3, 80, 700, log=True), Axis(1e-4, 5e-2, 300, 16, log=True)
-    parts = below(x, 300, 16, (1e-4, 3e-4, 1e-3, 3e-3), "‖δ_z‖: length of the source at the logits, λ = 1e-4")
-    parts += beside(y, 80, 700, (1e-4, 1e-3, 1e-2), "‖δ_u‖ at the hidden state")
+    parts = x_axis(x, 300, 16, (1e-4, 3e-4, 1e-3, 3e-3), "‖δ_z‖: length of the source at the logits, λ = 1e-4")
+    parts += y_axis(y, 80, 700, (1e-4, 1e-3, 1e-2), "‖δ_u‖ at the hidden state")
     for factor in (2, 10, 30):
-        low = max(x.low, y.low / factor)
-        high = min(x.high, y.high / factor)
+        low, high = max(x.low, y.low / factor), min(x.high, y.high / factor)
         parts.append(line(x(low), y(low * factor), x(high), y(high * factor), "line dash"))
         at_the_side = high == x.high
         place = (x(high) - 4, y(high * factor) + 30) if at_the_side else (x(high) + 2, y(high * factor) + 16)
@@ -107,7 +99,7 @@ def outliers() -> str:
     """p99 of the gradient norm over steps under three losses, unclipped stress runs of a small model."""
     rows = {row["method"]: row for row in _read("tab_fineweb_update_outlier.json")["rows"]}
     x = Axis(1, 300, 190, 700, log=True)
-    parts = below(x, 130, 12, (1, 3, 10, 30, 100, 300), "p99 of the gradient norm over 200 steps, mean over two seeds")
+    parts = x_axis(x, 130, 12, (1, 3, 10, 30, 100, 300), "p99 of the gradient norm over 200 steps, mean over two seeds")
     for i, (method, kind) in enumerate(
         (("CE baseline", "centered"), ("Standard Z-loss", "raw"), ("Gain-aware Z-loss", "third"))
     ):
@@ -125,11 +117,11 @@ TRANSPORT = (
     ("Tied table", "Does the input path add?", "two paths", "audit"),
     ("Router", "Divided by k, or times k?", "s_rel", "router-scale"),
 )
-"""Title, question, number, command of each way from the logits to the parameters."""
+"""Title, question, number and command of each part of the path from the logits to the parameters."""
 
 
 def transport() -> str:
-    """The way of a Z-loss gradient, with the command that measures each part."""
+    """The path of a Z-loss gradient, with the command that measures each part."""
     parts = [box(10, 80, 172, 190), text(96, 104, "source", "strong mid"), text(96, 130, "loss", "soft small mid")]
     parts += [
         text(96, 148, "λ(log Z − c)²", "mid"),
@@ -141,7 +133,7 @@ def transport() -> str:
     for i, (title, question, number, command) in enumerate(TRANSPORT):
         top = 48 + 57 * i
         parts += [
-            box(234, top, 276, 50, "box"),
+            box(234, top, 276, 50),
             text(246, top + 20, title, "strong"),
             text(246, top + 38, question, "soft small"),
         ]
@@ -150,7 +142,7 @@ def transport() -> str:
     for i, words in enumerate(("gradient norm tails", "clipping", "Adam's moments", "fp16 loss scale")):
         parts.append(text(636, 134 + 22 * i, words, "mid"))
     parts.append(text(636, 254, "train, compare", "mono mid"))
-    return picture(WIDE, 350, "Source, transport, optimizer: the way of a Z-loss gradient", parts)
+    return picture(WIDE, 350, "Source, transport, optimizer: the path of a Z-loss gradient", parts)
 
 
 def edges() -> list[tuple[str, str]]:

@@ -39,14 +39,14 @@ NAMES = {float: "number", int: "integer", str: "text", bool: "true or false", An
 
 
 def records() -> dict[str, Any]:
-    """Schema → record of every file, in the order of `WRITTEN`, others after them."""
+    """Schema → record of every file, in the order of `WRITTEN`."""
     found: dict[str, Any] = {}
     for module in pkgutil.iter_modules(zloss.results.__path__, "zloss.results."):
         for value in vars(importlib.import_module(module.name)).values():
             if dataclasses.is_dataclass(value) and isinstance(getattr(value, "SCHEMA", None), str):
                 found[value.SCHEMA] = value
-    order = [*WRITTEN, *sorted(set(found) - set(WRITTEN))]
-    return {schema: found[schema] for schema in order}
+    assert found.keys() == WRITTEN.keys(), f"not in both: {sorted(found.keys() ^ WRITTEN.keys())}"
+    return {schema: found[schema] for schema in WRITTEN}
 
 
 def files() -> str:
@@ -62,45 +62,41 @@ def files() -> str:
         _overview(),
     ]
     for schema, record in records().items():
-        name, command = WRITTEN.get(schema, (_guessed(schema), ""))
-        parts += [f"## {schema}", _lead(f"`{name}`", command, record)]
-        parts += _tables(record)
+        name, command = WRITTEN[schema]
+        parts += [f"## {schema}", _lead(name, command, record), *_tables(record)]
     parts += [
         "## steps.jsonl",
-        _lead("`steps.jsonl`", "`zloss train`, `zloss.record_run`, `attach(..., record=...)`", StepRecord),
-    ]
-    parts += ["One line per optimizer step. Telemetry adds further keys.", *_tables(StepRecord)]
-    parts += [
+        _lead("steps.jsonl", "`zloss train`, `zloss.record_run`, `attach(..., record=...)`", StepRecord),
+        "One line per optimizer step. Telemetry adds further keys.",
+        *_tables(StepRecord),
         "## provenance.json",
-        _lead("`provenance.json`", "the same, one per run", RunProvenance),
+        _lead("provenance.json", "the same, one per run", RunProvenance),
         *_tables(RunProvenance),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _overview() -> str:
-    lines = []
-    for schema in records():
-        name, command = WRITTEN.get(schema, (_guessed(schema), ""))
-        lines.append((f"`{name}`", f"[`{schema}`](#{schema.replace('.', '').replace('/', '')})", command))
+    lines = (
+        (f"`{name}`", f"[`{schema}`](#{schema.replace('.', '').replace('/', '')})", command)
+        for schema, (name, command) in WRITTEN.items()
+    )
     return table(("file", "schema", "written by"), lines)
 
 
-def _guessed(schema: str) -> str:
-    return schema.partition("/")[0].removeprefix("zloss.").replace("-", "_") + ".json"
-
-
 def _lead(name: str, command: str, record: Any) -> str:
-    said = (record.__doc__ or "").strip().split("\n\n")[0]
-    by = f", written by {command}" if command else ""
-    return f"{name}{by}. Record: `{record.__module__}.{record.__qualname__}`. {' '.join(said.split())}"
+    return f"`{name}`, written by {command}. Record: `{record.__module__}.{record.__qualname__}`. {_summary(record)}"
+
+
+def _summary(record: Any) -> str:
+    """The first paragraph of its docstring."""
+    return " ".join((record.__doc__ or "").strip().split("\n\n")[0].split())
 
 
 def _tables(record: Any) -> list[str]:
     """The table of a record, then those of the records inside it that are written in the same file."""
-    parts, waiting, seen = [], [("", record)], {record}
-    while waiting:
-        path, current = waiting.pop(0)
+    parts, found = [], [record]
+    for current in found:  # more are found on the way
         hints = get_type_hints(current, include_extras=False)
         said = sentences_of(current)
         lines = []
@@ -111,13 +107,10 @@ def _tables(record: Any) -> list[str]:
             kind = type_name(hints[field.name]) + ("" if bounds is None else f", {bounds}")
             lines.append((f"`{field.name}`", kind, _sentence(field.name, said)))
             for inner in _records_in(hints[field.name]):
-                if inner not in seen:
-                    seen.add(inner)
-                    waiting.append((f"{path}{field.name}", inner))
-        if path:
-            parts.append(
-                f"**{current.__qualname__}**: {' '.join((current.__doc__ or '').strip().split(chr(10) * 2)[0].split())}"
-            )
+                if inner not in found:
+                    found.append(inner)
+        if current is not record:
+            parts.append(f"**{current.__qualname__}**: {_summary(current)}")
         parts.append(table(("key", "type", "meaning"), lines))
     return parts
 

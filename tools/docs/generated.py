@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 
 from tools.docs import tables
@@ -33,10 +32,6 @@ def generated() -> dict[Path, str]:
     }
 
 
-def _filled(part: str, found: re.Match[str]) -> str:
-    return f"{found[1]}\n{part}\n\n{found[2]}"
-
-
 def with_parts(path: Path, **parts: str) -> str:
     """The text of a page with the parts between `<!-- NAME -->` and `<!-- end of NAME -->` replaced."""
     text = path.read_text(encoding="utf-8")
@@ -44,5 +39,5 @@ def with_parts(path: Path, **parts: str) -> str:
         marked = re.compile(rf"(<!-- {name}: .*? -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         assert marked.search(text), f"{path.name} has no place for {name}"
         # A function, not a template: backslashes in a part are literal.
-        text = marked.sub(partial(_filled, part), text)
+        text = marked.sub(lambda found, part=part: f"{found[1]}\n{part}\n\n{found[2]}", text)
     return text

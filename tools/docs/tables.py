@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 from pathlib import Path
 
 import zloss
@@ -45,14 +46,12 @@ def routers() -> str:
 
 
 def reproductions() -> list[tuple[str, ReproductionRecord]]:
-    """(name of the page, record) of every committed reproduction."""
+    """(name of the page, record) of every committed reproduction with claims."""
     found = []
     for path in sorted(RESULTS.glob("*.json")):
-        try:
+        with contextlib.suppress(InputError):  # a comparison, or another kind of result
             found.append((path.stem, read_record(path, ReproductionRecord)))
-        except InputError:  # a comparison, or another kind of result
-            continue
-    return found
+    return [(page, record) for page, record in found if record.claims]
 
 
 def summary() -> str:
@@ -60,8 +59,6 @@ def summary() -> str:
     total: collections.Counter[str] = collections.Counter()
     lines = []
     for page, record in reproductions():
-        if not record.claims:
-            continue
         counts = collections.Counter(claim.verdict for claim in record.claims)
         total += counts
         link = f"[`{record.label}`](results/{page}.md)"
@@ -74,8 +71,6 @@ def claims() -> str:
     """Every claim, by label."""
     parts = []
     for page, record in reproductions():
-        if not record.claims:
-            continue
         lines = [
             (
                 claim.statement,

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from zloss.decide.consequences import applies, lambda_limit, strongest
@@ -73,7 +72,7 @@ VERDICTS: dict[bool | None, tuple[Tone, str]] = {
 }
 """Whether a stage fired → its tone and its word."""
 HARMLESS = "Large, but harmless here: "
-"""Before what fired without a consequence that matters."""
+"""Begins the line of a stage that fired without a consequence that matters."""
 PAPER = "Z-Loss Backward Geometry in Dense Output Heads and Sparse Routers"
 ADVICE = (
     " A stage fires when its number passes its threshold; whether that matters depends on a second number, its measured "
@@ -82,6 +81,7 @@ ADVICE = (
 )
 MATTERS: dict[bool | None, str] = {True: "It matters", False: "It does not matter", None: "Not known"}
 """Whether a consequence matters → how its stage says so."""
+HEADS = {"raw": "raw", "centered": "centered"}
 SCOPES = {"raw": "head, raw", "centered": "head, centered", "whole_model": "whole model, raw"}
 """Rows of the gradient ratios."""
 OUTPUT_STAGES = 4
@@ -93,8 +93,8 @@ def audit_document(
 ) -> Document:
     """Everything about one audit; `key` is the prefix of its anchors, `models` says which joined result is of which model."""
 
-    def heading(text: str, anchor: str = "", link: str = "") -> Heading:
-        return Heading(text, 2, f"{key}-{anchor}" if anchor else "", link if links else "")
+    def heading(text: str, anchor: str, link: str = "") -> Heading:
+        return Heading(text, 2, f"{key}-{anchor}", link if links else "")
 
     figures = audit_figures(report)
     banners = []
@@ -105,8 +105,8 @@ def audit_document(
         )
     if report.nonfinite.nan or report.nonfinite.inf:
         banners.append(
-            f"Nonfinite statistics: {report.nonfinite.nan} NaN, {report.nonfinite.inf} Inf. They are counted here and kept out "
-            "of every tail."
+            f"Nonfinite statistics: {report.nonfinite.nan} NaN, {report.nonfinite.inf} Inf. They are counted here and "
+            "excluded from every tail."
         )
     document: Document = [
         Text("Audit of a checkpoint", "kicker"),
@@ -179,13 +179,13 @@ def _thresholds(report: AuditReport) -> Document:
         (Column("why", "prose"), lambda one: WHY.get(one[0], "")),
     )
     shown = table(report.thresholds.items(), columns, name="thresholds", sortable=False)
-    said = "Options of `zloss report` set them, with hyphens: `--shift-noise 0.02`."
+    said = "Set them with options of `zloss report`, with hyphens for underscores: `--shift-noise 0.02`."
     return [Heading("Thresholds", 3), Text(said, "soft"), shown]
 
 
 def verdict_document(verdict: ActionVerdict, *, reasons: int | None = None) -> Document:
     """The answer, the first `reasons` of each kind (None: all), what it would change, and how sure it is."""
-    document: Document = [Text(verdict.sentence, "answer", "strong")]
+    document: Document = [Text(verdict.sentence, "answer")]
     trained = verdict.if_trained or ()
     for title, sentences in (
         ("Why", [said for said in verdict.why if said not in trained][:reasons]),
@@ -229,19 +229,17 @@ def decision_document(decisions: Sequence[Decision], first: Block, models: str |
 
     `models` says which joined result is of which model.
     """
-    items = []
-    for (fired, _), found in itertools.groupby(enumerate(decisions, 1), lambda one: (one[1].fired, one[1].reason)):
-        (place, decision), *others = found
-        if not others or fired is not None:
-            items += [_stage(one, number) for number, one in ((place, decision), *others)]
+    items: list[Item] = []
+    for (fired, _), run in itertools.groupby(enumerate(decisions, 1), lambda one: (one[1].fired, one[1].reason)):
+        places, together = zip(*run, strict=True)
+        if fired is not None or len(together) == 1:
+            items += map(_stage, together, places)
             continue
-        together = (decision, *(other for _, other in others))
         names = ", ".join(one.stage for one in together)
         risks = Terms(tuple((one.stage, one.risk) for one in together))
-        short = stage_item(decision)
-        name = f"Stages {place} {'and' if len(others) == 1 else 'to'} {place + len(others)}"
-        text = f"{names}: {short.text}"
-        items.append(replace(short, name=name, text=text, body=(risks,)))
+        short = stage_item(together[0])
+        name = f"Stages {places[0]} {'and' if len(places) == 2 else 'to'} {places[-1]}"
+        items.append(replace(short, name=name, text=f"{names}: {short.text}", body=(risks,)))
     return [first, *([Text(models, "banner")] if models else []), Items(tuple(items))]
 
 
@@ -265,7 +263,7 @@ def is_harmless(decision: Decision) -> bool:
 
 
 def _stage(decision: Decision, place: int) -> Item:
-    """A stage with its number and all there is to say about it."""
+    """A stage with its number and every detail."""
     trigger = decision.trigger
     if decision.value is not None:
         named = f" `{decision.threshold_name}`" if decision.threshold_name else ""
@@ -315,11 +313,11 @@ def _stage(decision: Decision, place: int) -> Item:
 def tally(decisions: Sequence[Decision]) -> str:
     """Counts of verdicts: "4 of 7 stages that apply fired (3 harmless here), 0 quiet, 3 not evaluated; 1 not applicable"."""
     fired, quiet, unevaluated = (sum(one.fired is state for one in decisions) for state in (True, False, None))
-    harmless, beside = sum(map(is_harmless, decisions)), sum(not applies(one) for one in decisions)
-    of = f"{fired} of {len(decisions) - beside} stages{' that apply' if beside else ''} fired"
+    harmless, inapplicable = sum(map(is_harmless, decisions)), sum(not applies(one) for one in decisions)
+    of = f"{fired} of {len(decisions) - inapplicable} stages{' that apply' if inapplicable else ''} fired"
     of += f" ({'all' if harmless == fired else harmless} harmless here)" if harmless else ""
-    rest = f"; {beside} not applicable" if beside else ""
-    return f"{of}, {quiet} quiet, {unevaluated - beside} not evaluated{rest}"
+    rest = f"; {inapplicable} not applicable" if inapplicable else ""
+    return f"{of}, {quiet} quiet, {unevaluated - inapplicable} not evaluated{rest}"
 
 
 def _facts(report: AuditReport) -> str:
@@ -469,7 +467,7 @@ def _small_tables(report: AuditReport) -> tuple[Table, ...]:
     why, at = report.reason("gradient") or NOT_MEASURED, "" if budget is None else f" = {number(budget.r_z)}"
     if gradient is not None:
         how = f"{gradient.reduction}-reduced over {gradient.blocks} blocks"
-        why = f"{how} at λ = {coefficient(gradient.coef)}. The λ of the two head rows are for the head alone: not a limit of λ."
+        why = f"{how} at λ = {coefficient(gradient.coef)}. The λ in the two head rows is for the head alone and not a limit of λ."
     untied = NOT_MEASURED if report.model.tied else "The head is untied: no input path leads to its gradient."
     no_paths = "" if report.tied_paths is not None else report.reason("tied_paths") or untied
     coarse = "Logits closer than the spacing merge when stored in that format, before any softmax sees them."
@@ -477,9 +475,7 @@ def _small_tables(report: AuditReport) -> tuple[Table, ...]:
     more: Columns = ((solved, lambda name: coefficient(getattr(budget, name, None))),)
     keys = ("row_max_999", "bf16_spacing", "fp16_spacing")
     return (
-        _small(
-            "Z gradient relative to CE", gradient, ("r_z", "c_z"), why, ("raw", "centered", "whole_model"), more, SCOPES
-        ),
+        _small("Z gradient relative to CE", gradient, ("r_z", "c_z"), why, SCOPES, more),
         _small("Paths into the tied table", report.tied_paths, ("output_norm", "input_norm", "cosine"), no_paths),
         _small("Where stored logits get coarse", report.precision, keys, coarse),
     )
@@ -490,17 +486,16 @@ def _small(
     found: Any,
     keys: Sequence[str],
     why: str,
-    names: Sequence[str] = ("raw", "centered"),
+    heads: Mapping[str, str] = HEADS,
     more: Columns = (),
-    called: Mapping[str, str] = MappingProxyType({}),
 ) -> Table:
-    """The numbers of a section by coordinate, and `why`; nothing but that if there is no section."""
+    """The numbers of a section by coordinate, and `why`; only `why` if there is no section."""
     columns: Columns = (
-        (Column("", "text"), lambda name: called.get(name, name)),
+        (Column("", "text"), heads.__getitem__),
         *((Column.of(key), lambda name, key=key: cell(getattr(getattr(found, name), key))) for key in keys),
         *more,
     )
-    return table(names if found is not None else (), columns, title=title, name="small", sortable=False, note=why)
+    return table(heads if found is not None else (), columns, title=title, name="small", sortable=False, note=why)
 
 
 def _sample(report: AuditReport) -> str:

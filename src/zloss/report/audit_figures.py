@@ -151,7 +151,7 @@ def _conclusion(what: str, raw: float | None, centered: float | None) -> str:
 
 
 def _beyond(samples: Iterable[Sequence[float]]) -> float:
-    """A little above the largest value; 1 where a head of zeros has no source at all."""
+    """Slightly above the largest value; 1 for a head of zeros, which has no source."""
     largest = max(itertools.chain(*samples), default=0.0)
     return min(largest, LARGEST) * 1.05 if largest > SMALLEST else 1.0
 
@@ -214,7 +214,7 @@ def _tail(report: AuditReport, quantity: Quantity, key: str) -> Figure | None:
         ),
         ((HEADS[name], TONES[HEADS[name]]) for name in counted),
         [*layers, *([fig.rules(marked)] if marked else [])],
-        f"Upright lines: {quantile}"
+        f"Vertical lines: {quantile}"
         + both(", ", values.get("raw"), values.get("centered"))
         + (
             " Centered, it is rounding and not drawn."

@@ -32,5 +32,5 @@ def centering_summary(result: Centering, folder: str) -> Document:
         *([Text(untied)] if result.tied_before and not result.tied_after else []),
         *(Text(finding) for finding in result.findings),
         Text(Plain(folder), "code"),
-        *([Text(result.verdict.sentence, "", "strong")] if result.verdict is not None else []),
+        *([Text(result.verdict.sentence, "strong")] if result.verdict is not None else []),
     ]

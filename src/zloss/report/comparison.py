@@ -94,7 +94,7 @@ def comparison_document(comparison: Comparison) -> Document:
         _means(comparison, keys, plain=True),
     ]
     return [
-        *([Group("verdict", (Text(text, "answer", "strong"),))] if (text := answer(comparison)) else []),
+        *([Group("verdict", (Text(text, "answer"),))] if (text := answer(comparison)) else []),
         *_verdicts(comparison),
         *_differences(comparison),
         *trained,
@@ -109,8 +109,7 @@ def comparison_summary(comparison: Comparison, *, verbose: bool = True) -> Docum
     Without `verbose` the answer, what decided on each method, and the first means.
     """
     keys = _estimable(MEANS if comparison.router is None else MEANS_ROUTED, comparison)
-    coordinates = {verdict.coordinate for verdict in comparison.quality.methods}
-    mixed = "p_z_999" in keys and len(coordinates) > 1
+    mixed = "p_z_999" in keys and len({verdict.coordinate for verdict in comparison.quality.methods}) > 1
     tokens, notes = comparison.tokens, []
     opening: Document = [Text(text, "strong")] if (text := answer(comparison)) else []
     if verbose and tokens.available and tokens.consumed is not None:
@@ -189,16 +188,13 @@ def verdict_word(verdict: Verdict) -> str:
 
 def _verdicts(comparison: Comparison) -> Document:
     """A word for each method and its three parts, and what a reader needs to know about them."""
-    if not comparison.quality.methods:
+    quality, compared, seeds = comparison.quality, len(comparison.quality.methods), len(comparison.seeds)
+    if not compared:
         return []
-    said = (
+    notes = [
         "Rejected if any part fails, accepted if all three hold, otherwise inconclusive: an open part names what would "
         "settle it."
-    )
-    tolerance = cell(comparison.quality.tolerance_ppl)
-    more: Columns = (("PPL difference", "delta_ppl"), ("tolerance", lambda verdict: tolerance))
-    quality, compared, seeds = comparison.quality, len(comparison.quality.methods), len(comparison.seeds)
-    notes = [said]
+    ]
     if quality.tolerance_ppl is not None:
         notes.append(f"PPL may rise by {quality.tolerance_ppl:.4g} ({quality.tolerance}).")
     notes.append(
@@ -207,6 +203,8 @@ def _verdicts(comparison: Comparison) -> Document:
     )
     if quality.seed_varies:
         notes.append(f"{seeds} seed{'s' if seeds != 1 else ''}; a seed varies {quality.seed_varies}.")
+    tolerance = cell(quality.tolerance_ppl)
+    more: Columns = (("PPL difference", "delta_ppl"), ("tolerance", lambda verdict: tolerance))
     return [Heading("Verdicts", 3), Text(" ".join(notes), "lead"), verdict_table(quality.methods, more)]
 
 
@@ -214,9 +212,9 @@ def verdict_table(verdicts: Sequence[Verdict], more: Columns = ()) -> Table:
     """A line per verdict: its method, `more`, its word, and each part with its state and reason."""
 
     def stated(verdict: Verdict) -> Cell:
-        word, parts = verdict_word(verdict), verdict.parts is not None and verdict.parts.named()
-        note = "" if verdict.verdict is not None and parts else verdict.reason
-        return Cell(word, word, WORDS.get(word, "open"), note=note)
+        word = verdict_word(verdict)
+        explained = verdict.verdict is not None and verdict.parts is not None and verdict.parts.named()
+        return Cell(word, word, WORDS.get(word, "open"), note="" if explained else verdict.reason)
 
     def part(verdict: Verdict, name: str) -> Cell:
         found = getattr(verdict.parts, name, None)
@@ -227,7 +225,7 @@ def verdict_table(verdicts: Sequence[Verdict], more: Columns = ()) -> Table:
         )
 
     columns: Columns = (
-        (Column("method", "text"), lambda verdict: Plain(verdict.label)),
+        METHOD,
         *more,
         (Column("verdict", "text"), stated),
         *((Column(title, "prose"), lambda verdict, name=name: part(verdict, name)) for name, title in PARTS.items()),
@@ -362,11 +360,8 @@ def step_figure(key: str, curves: Curves) -> Figure:
 def norm_tail_figure(curves: Curves) -> Figure:
     """The share of steps at or above each gradient norm; the largest 1 % of steps lie below the dotted line."""
     smallest = min((share for _, ys in curves.values() for share in ys if share), default=LARGEST_STEPS)
-    wide, below, caption = (
-        fig.log_domain(*(norms for norms, _ in curves.values())),
-        [],
-        "Finite steps of all seeds together.",
-    )
+    wide = fig.log_domain(*(norms for norms, _ in curves.values()))
+    below, caption = [], "Finite steps of all seeds together."
     if smallest < LARGEST_STEPS:
         below = [fig.reference(wide, (LARGEST_STEPS, LARGEST_STEPS))]
         caption += " Below the dotted line: the largest 1 % of steps, which a p99 leaves out."
@@ -392,7 +387,7 @@ def _methods_figure(
     Matched variants lie on the line of the token-layer mean, so they are dashed.
     """
     rows = [fig.curve(method, xs, ys, **log, dash=MATCHED in method) for method, (xs, ys) in curves.items() if ys]
-    series = ((method, fig.colour_of(i)) for i, method in enumerate(curves))
+    series = ((method, fig.color_of(i)) for i, method in enumerate(curves))
     return fig.panel(
         name, title, axes, series, [*below, fig.lines(rows)], caption, of=of or name, width=380, height=250
     )

@@ -45,6 +45,7 @@ class Text:
     sentence: str
     style: Literal["", "strong", "soft", "lead", "answer", "banner", "kicker", "facts", "item", "code"] = ""
     tone: Tone = ""
+    """Its color on a terminal."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing as a Vega-Lite specification without a size."""
+    """A drawing: a Vega-Lite specification without a size."""
 
     name: str
     title: str
@@ -170,7 +171,7 @@ class Figure:
     """What the drawn quantity means."""
     width: int = 300
     height: int = 230
-    """Size of the frame in a file, in pixels; on a page, the frame is as wide as its place."""
+    """Size of the frame in a file, in pixels; on a page, the frame fills the width of its column."""
 
 
 @dataclass(frozen=True)

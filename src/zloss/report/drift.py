@@ -31,23 +31,10 @@ from zloss.results.drift import Drift, DriftCheckpoint, Movement
 from zloss.results.quantities import BY_KEY, NAMES, Definition, plain_name, symbol
 from zloss.results.record import to_plain
 
-COLUMNS: tuple[tuple[str, str], ...] = (
-    # coordinate, key
-    ("raw", "mu_abs_99"),
-    ("raw", "mu_rms"),
-    ("raw", "p_z_999"),
-    ("centered", "p_z_999"),
-    ("raw", "a_p_99"),
-    ("centered", "a_p_99"),
-    ("raw", "sigma_1"),
-    ("centered", "sigma_1"),
-    ("raw", "e_1"),
-    ("centered", "e_1"),
-    ("raw", "r_z"),
-    ("centered", "r_z"),
-)
-OF_RAW, OF_CENTERED = (tuple(one for one in COLUMNS if one[0] == head) for head in ("raw", "centered"))
-NARROW = COLUMNS[:1] + COLUMNS[2:6] + COLUMNS[10:11]
+NARROW = (
+    ("raw", "mu_abs_99"), ("raw", "p_z_999"), ("centered", "p_z_999"),
+    ("raw", "a_p_99"), ("centered", "a_p_99"), ("raw", "r_z"),
+)  # fmt: skip
 """What fits a terminal of 80 columns next to step, PPL and ΔCE."""
 STATES: dict[str, tuple[Tone, str]] = {
     "invisible": ("fired", "CE cannot see it"),
@@ -69,6 +56,7 @@ CURVES = {
     "drift_transport": ("a_p_99", "sigma_1", "e_1", "r_z"),
 }
 """Name of a figure file → its quantities."""
+WATCHED = [key for keys in CURVES.values() for key in keys if key != "ppl"]
 
 
 def drift_document(drift: Drift) -> Document:
@@ -96,9 +84,9 @@ def drift_document(drift: Drift) -> Document:
         Heading("Checkpoints", 3),
         Text("ΔCE is in nats per token from the checkpoint before, on the same blocks.", "lead"),
         Heading("Raw head", 4),
-        _checkpoints(drift, OF_RAW),
+        _checkpoints(drift, [("raw", key) for key in WATCHED]),
         Heading("Centered head", 4),
-        _checkpoints(drift, OF_CENTERED),
+        _checkpoints(drift, [("centered", key) for key in WATCHED if key not in SHIFT_KEYS]),
         Group("columns", (Terms(limits, "Limits"), terms("Provenance", to_plain(drift.provenance)))),
     ]
 
@@ -118,7 +106,7 @@ def drift_summary(drift: Drift) -> Document:
 def _verdict(drift: Drift) -> list[Text]:
     """The first sentence of the finding, which is the answer, and the rest."""
     first, stop, rest = drift.finding.partition(". ")
-    return [Text(first + stop.strip(), "answer", "strong"), *([Text(rest)] if rest else [])]
+    return [Text(first + stop.strip(), "answer"), *([Text(rest)] if rest else [])]
 
 
 def _movements(drift: Drift) -> Document:
@@ -137,9 +125,9 @@ def _movements(drift: Drift) -> Document:
     ]
 
 
-def _checkpoints(drift: Drift, numbers: tuple[tuple[str, str], ...], digits: int = 4) -> Table:
+def _checkpoints(drift: Drift, numbers: Sequence[tuple[str, str]], digits: int = 4) -> Table:
     """A line per checkpoint; ΔCE is from the checkpoint before, and steps from the drift on stand out."""
-    heads = {coordinate for coordinate, _ in numbers}
+    one_head = len({coordinate for coordinate, _ in numbers}) == 1
     later = zip(drift.checkpoints[1:], drift.ce_changes, strict=True)
     changes = {one.step: change.difference for one, change in later}
 
@@ -159,7 +147,7 @@ def _checkpoints(drift: Drift, numbers: tuple[tuple[str, str], ...], digits: int
         ("ΔCE", change),
         *(
             (
-                Column.of(key, "" if key in SHIFT_KEYS or len(heads) == 1 else f"{symbol(key)}\n{coordinate}"),
+                Column.of(key, "" if key in SHIFT_KEYS or one_head else f"{symbol(key)}\n{coordinate}"),
                 lambda one, coordinate=coordinate, key=key: cell(getattr(getattr(one, coordinate), key), digits),
             )
             for coordinate, key in numbers
@@ -211,7 +199,7 @@ def _curves(drift: Drift, key: str) -> Figure | None:
         key,
         NAMES[key],
         (steps, fig.axis_of(key, fig.linear_domain(drawn, still, margin=0.08))),
-        ((name, TONES.get(name, fig.colour_of(0))) for name in found),
+        ((name, TONES.get(name, fig.color_of(0))) for name in found),
         [*([fig.rules(marks)] if marks else []), fig.lines(list(found.values()), points=60)],
         _caption(drift, key, seen),
         of=key,

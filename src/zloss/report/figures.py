@@ -26,7 +26,7 @@ FORMATS = ("svg", "png")
 RAW, CENTERED = "raw head", "centered head"
 TONES = {RAW: "#b9502b", CENTERED: "#1d6c8c"}
 """Colors of the two coordinates."""
-COLOURS = ("#5f6b73", "#8a8f2a", "#b9502b", "#1d6c8c", "#7a4fa3", "#2f8f5b", "#c28a1b", "#a33b63")
+COLORS = ("#5f6b73", "#8a8f2a", "#b9502b", "#1d6c8c", "#7a4fa3", "#2f8f5b", "#c28a1b", "#a33b63")
 """Colors of methods, in the order in which a figure names them."""
 INK, SOFT, RULE, STRONG = "#1c2026", "#646b76", "#e3e0da", "#c9c5bc"
 ON_PAGE = {
@@ -35,11 +35,11 @@ ON_PAGE = {
 }  # fmt: skip
 """Color → the variable of the page's style sheet, which has another value in the dark."""
 LARGEST, SMALLEST = 1e290, 1e-290
-"""Values beyond these are not drawn: differences of two of them overflow, and a logarithm of 0 does not exist."""
+"""Values beyond these are not drawn: the difference of two of them overflows, and 0 has no logarithm."""
 AXIS_HEIGHT = 60
 """Pixels below a frame, for the labels and the title of its axis."""
 FILE_FONT = "DejaVu Sans, Verdana, Arial, sans-serif"
-"""Has every letter of our symbols; a picture has no second font for a missing one."""
+"""Has every letter of our symbols; a picture has no fallback font for a missing one."""
 CONFIG: Spec = {
     "font": 'ui-sans-serif, system-ui, "Segoe UI", Roboto, Arial, sans-serif',
     "view": {"stroke": STRONG},
@@ -64,9 +64,9 @@ def panel(
     of: str = "",
     **size: int,
 ) -> Figure:
-    """A figure: its two axes, the (name, colour) of its series, and layers in drawing order; `of` is the drawn quantity."""
+    """A figure: its two axes, the (name, color) of its series, and layers in drawing order; `of` is the drawn quantity."""
     series = tuple(series)
-    scale = {"domain": [name for name, _ in series], "range": [colour for _, colour in series]}
+    scale = {"domain": [name for name, _ in series], "range": [color for _, color in series]}
     x, y = ({"field": field, **axis} for field, axis in zip("xy", axes, strict=True))
     color = {"field": "series", "type": "nominal", "scale": scale}
     spec = {"encoding": {"x": x, "y": y, "color": color}, "layer": list(layers)}
@@ -149,25 +149,25 @@ def steps(
 
 
 def rules(at: Mapping[str, float | None]) -> Spec:
-    """An upright dashed line for each series, where its value exists."""
+    """A vertical dashed line for each series that has a value."""
     rows = [{"series": name, "x": value} for name, value in at.items() if value is not None]
     return layer("rule", rows, {"y": {"value": "height"}, "y2": {"value": 0}}, strokeDash=[4, 4])
 
 
 def reference(xs: Sequence[float], ys: Sequence[float], *, color: str = STRONG, dash: tuple[int, int] = (2, 4)) -> Spec:
-    """A line that is not data."""
+    """A reference line, which is not data."""
     rows = [{"x": x, "y": y} for x, y in zip(xs, ys, strict=True)]
     return layer("line", rows, {"color": {"value": color}}, strokeWidth=1, strokeDash=list(dash), tooltip=None)
 
 
 def note(x: float, y: float, text: str, *, dy: float = 0, **look: Any) -> Spec:
-    """A few letters at a place."""
+    """A short label at a point."""
     rows, color = [{"x": x, "y": y}], {"color": {"value": INK}}
     return layer("text", rows, color, text=text, fontSize=12, dy=dy, tooltip=None, **look)
 
 
 def arrow(tail: float, head: float, y: float) -> list[Spec]:
-    """A level arrow."""
+    """A horizontal arrow."""
     look = {"shape": f"triangle-{'left' if head < tail else 'right'}", "size": 60, "filled": True, "opacity": 1}
     tip = layer("point", [{"x": head, "y": y}], {"color": {"value": INK}}, **look, tooltip=None)
     return [reference((tail, head), (y, y), color=INK, dash=(1, 0)), tip]
@@ -191,13 +191,13 @@ def log_domain(*samples: Values, margin: float = 0.04) -> Domain:
     return low / stretch, high * stretch
 
 
-def colour_of(index: int) -> str:
+def color_of(index: int) -> str:
     """The color of the n-th method, in every figure of a page."""
-    return COLOURS[index % len(COLOURS)]
+    return COLORS[index % len(COLORS)]
 
 
 def interactive(figure: Figure) -> Spec:
-    """The specification as a page draws it: as wide as its place, with tooltips, zoom, and series that can be hidden.
+    """The specification as a page draws it: as wide as its column, with tooltips, zoom, and series that can be hidden.
 
     The variable `hidden` holds the names of hidden series. Shift and the wheel zoom, so that the wheel alone scrolls the page;
     a double click resets the view.
@@ -280,9 +280,9 @@ def drawn(figures: Sequence[Figure], *, titled: bool = True) -> str:
 
 
 def figure_scripts(*, static: bool = False) -> list[str]:
-    """What a page with figures carries along: Vega, Vega-Lite and vega-embed as one script, which defines `vegaEmbed`.
+    """What a page with figures includes: Vega, Vega-Lite and vega-embed as one script, which defines `vegaEmbed`.
 
-    A `static` page needs none of them, but the package that draws its pictures.
+    A `static` page needs none of them, only the package that draws its pictures.
     """
     vl_convert = _vl_convert()
     return [] if static else [_bundle(vl_convert)]
@@ -308,7 +308,7 @@ SYMBOL = re.compile(r"(?<![\w.:])([A-Za-zΑ-Ωα-ω])(?:_([A-Za-zα-ω]+|\d+)(?!
 
 
 def plain_symbols(text: str) -> str:
-    """Symbols with raised and lowered letters as far as there are any.
+    """Symbols with superscript and subscript letters where Unicode has them.
 
     >>> plain_symbols("A_p^99 of P_Z^99.9, ‖δ_u‖")
     'Aₚ⁹⁹ of P_Z⁹⁹·⁹, ‖δᵤ‖'

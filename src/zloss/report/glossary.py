@@ -37,12 +37,12 @@ def entries(words: tuple[str, ...] = ()) -> list[Entry]:
 def _named(word: str, *, exact: bool) -> list[Entry]:
     """The entries with exactly this name, symbol or key; without `exact`, those that contain it, ignoring case."""
 
-    def matches(*names: str) -> bool:
-        return word in names if exact else any(word.lower() in name.lower() for name in names)
+    def matches(name: str) -> bool:
+        return name == word if exact else word.lower() in name.lower()
 
     plain = (*LETTERS, *WORDS, *STAGE_NAMES)
-    found = [entry for entry in plain if matches(*(entry[0].replace(" or ", ", ").split(", ") if exact else entry[:1]))]
-    return found + [_entry(quantity) for quantity in QUANTITIES if matches(quantity.key, quantity.symbol)]
+    found = [entry for entry in plain if any(map(matches, (entry[0], *entry[0].replace(" or ", ", ").split(", "))))]
+    return found + [_entry(one) for one in QUANTITIES if matches(one.key) or matches(one.symbol)]
 
 
 def _entry(quantity: Definition) -> Entry:

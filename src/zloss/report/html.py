@@ -2,7 +2,7 @@
 
 Its content policy names the checksums of the page's own style sheet and scripts, so a browser sends no request and runs no
 other script and no attribute with code or style, whatever text reaches the page. Figures are data until the page's script
-draws them. Widths of bars and colors of methods, which attributes would hold otherwise, are classes of the style sheet.
+draws them. Bar widths and series colors, which would otherwise be style attributes, are classes of the style sheet.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from zloss.report.document import (
     Text,
     walk,
 )
-from zloss.report.figures import COLOURS, ON_PAGE, SYMBOL, TONES, drawn, figure_scripts, interactive, plain_symbols
+from zloss.report.figures import COLORS, ON_PAGE, SYMBOL, TONES, drawn, figure_scripts, interactive, plain_symbols
 from zloss.report.glossary import entries
 from zloss.report.numbers import factor, number
 
@@ -106,20 +106,20 @@ def _asset(name: str) -> str:
 
 
 def _generated_rules() -> str:
-    """The rules of the style sheet that are made of numbers: a class per color of a series, a class per width in per cent."""
+    """The generated rules of the style sheet: a class for each series color, and one for each width in percent."""
     chips = "".join(
-        f".chip.{_colour_class(colour)}::before {{ background: {_on_page(colour)}; }}\n"
-        for colour in dict.fromkeys((*TONES.values(), *COLOURS))
+        f".chip.{_color_class(color)}::before {{ background: {_on_page(color)}; }}\n"
+        for color in dict.fromkeys((*TONES.values(), *COLORS))
     )
     return chips + "".join(f".value i.width-{share} {{ width: {share}%; }}\n" for share in range(101))
 
 
-def _colour_class(colour: str) -> str:
-    return f"c-{colour.removeprefix('#')}"
+def _color_class(color: str) -> str:
+    return f"c-{color.removeprefix('#')}"
 
 
-def _on_page(colour: str) -> str:
-    return f"var({ON_PAGE[colour]})" if colour in ON_PAGE else colour
+def _on_page(color: str) -> str:
+    return f"var({ON_PAGE[color]})" if color in ON_PAGE else color
 
 
 def _footer() -> str:
@@ -213,11 +213,8 @@ def _text(text: Text) -> str:
                 f'<p class="facts">{"".join(f"<span>{prose(part)}</span>" for part in text.sentence.split(" · "))}</p>'
             )
         case style:
-            strong = style == "strong" or text.tone == "strong"
-            classes = [style, f"tone-{text.tone}" if text.tone and not strong else ""]
-            return (
-                f"<p{_attribute('class', ' '.join(filter(None, classes)))}>{f'<b>{shown}</b>' if strong else shown}</p>"
-            )
+            strong = style in ("strong", "answer")
+            return f"<p{_attribute('class', style)}>{f'<b>{shown}</b>' if strong else shown}</p>"
 
 
 def _table(table: Table) -> str:
@@ -240,7 +237,7 @@ def _table(table: Table) -> str:
 
 
 def _legend_of(table: Table) -> str:
-    """What the columns mean, below a table that has no column for it."""
+    """What the columns mean, below a table without a column that says so."""
     if not table.legend or any(column.wide for column in table.columns):
         return ""
     meant = "; ".join(f"<b>{prose(entry.symbol)}</b>: {prose(entry.meaning)}" for entry in table.legend)
@@ -320,8 +317,8 @@ def _figure(figure: Figure, figures: Figures) -> str:
         shown = f'<div class="chart"><img alt="{label}" src="data:image/svg+xml;base64,{picture}"></div>'
     elif figures == "script":
         data = json.dumps(interactive(figure), separators=(",", ":"), allow_nan=False)
-        for colour in ON_PAGE:
-            data = data.replace(f'"{colour}"', f'"{_on_page(colour)}"')
+        for color in ON_PAGE:
+            data = data.replace(f'"{color}"', f'"{_on_page(color)}"')
         # Nothing in the data can end their element.
         data = data.replace("<", "\\u003c").replace(">", "\\u003e")
         shown = (
@@ -336,9 +333,7 @@ def _group(group: Group, figures: Figures) -> str:
         case "section":
             return f"<section{_attribute('id', group.anchor)}>{inside}</section>"
         case "cards":
-            chips = "".join(
-                f'<span class="chip {_colour_class(colour)}">{name}</span>' for name, colour in TONES.items()
-            )
+            chips = "".join(f'<span class="chip {_color_class(color)}">{name}</span>' for name, color in TONES.items())
             return f'<p class="legend">{chips}</p><div class="cards">{inside}</div>'
         case "verdict":
             return f'<div class="verdict-box">{inside}</div>'
@@ -356,9 +351,9 @@ def _legend(group: Group, figures: Figures) -> str:
     if figures != "script" or len(series) < 2:
         return ""
     chips = "".join(
-        f'<button type="button" class="chip {_colour_class(colour)}" data-series="{escape(name)}" aria-pressed="true" '
+        f'<button type="button" class="chip {_color_class(color)}" data-series="{escape(name)}" aria-pressed="true" '
         f'title="Show or hide">{escape(name)}</button>'
-        for name, colour in series.items()
+        for name, color in series.items()
     )
     return f'<p class="legend">{chips}</p>'
 

@@ -58,10 +58,10 @@ def logprob_document(rows: Sequence[LogprobNoise], *, verdict_format: str = "") 
         ("Σδ", lambda row: cell(max(map(abs, row.gap.sequence_sums), default=None), 3)),
     )
     shown = table(rows, columns, meanings=MEANINGS, name="logprobs", stack=True)
-    return [Text(WHAT_IT_IS, "lead"), *([Text(said)] if (said := _read(rows, verdict_format)) else []), shown]
+    return [Text(WHAT_IT_IS, "lead"), *([Text(said)] if (said := _remarks(rows, verdict_format)) else []), shown]
 
 
-def _read(rows: Sequence[LogprobNoise], verdict_format: str) -> str:
+def _remarks(rows: Sequence[LogprobNoise], verdict_format: str) -> str:
     """Which rows the verdict uses, and where centering makes the error larger."""
     rms: dict[tuple[str, str, str], float | None] = {(row.format, row.case, row.head): row.gap.rms for row in rows}
     said = []

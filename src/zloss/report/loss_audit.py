@@ -24,9 +24,9 @@ from zloss.report.document import (
     table,
     terms,
 )
-from zloss.report.figures import axis, colour_of, curve, linear_domain, lines, panel
+from zloss.report.figures import axis, color_of, curve, linear_domain, lines, panel
 from zloss.report.numbers import MISSING, number
-from zloss.results.loss_audit import Finding, Identified, LossAudit, SourceError, TargetModelSource, Witness
+from zloss.results.loss_audit import Finding, Identified, LossAudit, SourceError, TargetModelSource
 
 SEVERITIES: dict[str, tuple[Tone, str]] = {
     "error": ("error", "✗"),
@@ -66,7 +66,7 @@ def loss_audit_document(audit: LossAudit) -> Document:
         Group(
             "verdict",
             (
-                Text(bottom_line(audit)[0], "answer", "strong"),
+                Text(bottom_line(audit)[0], "answer"),
                 *_what_to_do(audit),
                 Text(f"It applies: {headline(audit)}"),
             ),
@@ -82,7 +82,7 @@ def loss_audit_summary(
     audit: LossAudit,
     *,
     whole: bool = False,
-    elsewhere: str = "the JSON file has them",
+    elsewhere: str = "the JSON file lists them",
     function: str = "",
     ignore_index: int = -100,
 ) -> Document:
@@ -94,10 +94,11 @@ def loss_audit_summary(
     bottom, tone = bottom_line(audit)
     others = _counts(audit)
     linear, jax = bool(audit.provenance.get("linear")), "jax" in audit.provenance
-
-    def code_of(witness: Witness) -> str:
-        return witness.code(function=function, linear=linear, jax=jax, ignore_index=ignore_index)
-
+    code = [
+        f"# {one.id}\n{one.witness.code(function=function, linear=linear, jax=jax, ignore_index=ignore_index)}"
+        for one in (audit.found if whole else ())
+        if one.witness is not None
+    ]
     return [
         Heading(Plain(audit.provenance.get("loss", "loss")), 1),
         Text(bottom, "strong", tone),
@@ -106,11 +107,7 @@ def loss_audit_summary(
         Text(source_line(audit), "soft"),
         *(Text(sentence, "soft") for sentence in target_model_lines(audit)),
         *([findings_table(audit.findings if whole else audit.found, witnessed=whole)] if whole or audit.found else []),
-        *(
-            Text(f"# {finding.id}\n{code_of(finding.witness)}", "code")
-            for finding in (audit.found if whole else ())
-            if finding.witness is not None
-        ),
+        *(Text(text, "code") for text in code),
         *([Text(f"{others}; {elsewhere}.", "soft")] if others and not whole else []),
     ]
 
@@ -125,7 +122,7 @@ def _counts(audit: LossAudit) -> str:
 def _others(audit: LossAudit) -> Document:
     """The checks without a finding, in one line that opens."""
     rest = [finding for finding in audit.findings if finding.verdict != "finding"]
-    said = "Only errors fire the decision map."
+    said = "Only errors fire a stage of the decision map."
     item = Item("Other checks", "", "quiet", f"{_counts(audit)}.", body=(findings_table(rest), Text(said, "soft")))
     return [Items((item,))] if rest else []
 
@@ -169,7 +166,7 @@ def _curve(got: Identified) -> Document:
     )
     caption = "What the loss applies is a function of log Z, but not a square: a square would give a straight line."
     drawn = [lines([curve("measured", xs, ys)], points=30)]
-    return [panel("loss_curve", title, axes, (("measured", colour_of(0)),), drawn, caption)]
+    return [panel("loss_curve", title, axes, (("measured", color_of(0)),), drawn, caption)]
 
 
 def bottom_line(audit: LossAudit) -> tuple[str, Tone]:

@@ -31,9 +31,8 @@ def _block(block: Block) -> str:
             return f"{'#' * level} {text}"
         case Text(sentence, "code"):
             return "\n".join(f"    {line}" for line in sentence.splitlines())
-        case Text(sentence, style, tone):
-            strong = style == "strong" or tone == "strong"
-            return f"- {sentence}" if style == "item" else f"**{sentence}**" if strong else sentence
+        case Text(sentence, style):
+            return f"- {sentence}" if style == "item" else f"**{sentence}**" if style == "strong" else sentence
         case Table(columns, rows):
             rule = ["---:" if column.kind == "number" else "---" for column in columns]
             return "\n".join(

@@ -191,7 +191,7 @@ def _printed(row: ReproducedLine, columns: tuple[str, ...]) -> list[str]:
 def _text(text: TextSource) -> str:
     name = f"`{text.name}`: {text.title}" if text.name != text.title else f"`{text.name}`"
     digest = f", sha256 `{text.sha256}`" if text.sha256 else ""
-    return f"{name}; source: {text.source}; licence: {text.licence}{digest}"
+    return f"{name}; source: {text.source}; license: {text.licence}{digest}"
 
 
 def _seconds(record: ReproductionRecord) -> str:
