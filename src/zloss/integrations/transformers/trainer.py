@@ -215,8 +215,8 @@ class TrainerAttachment(TrainerCallback, HookHandle):
         window: StepWindow,
         on_alert: OnAlert,
         names: frozenset[str],
-        recorder: RunRecorder | None = None,
-        schedule: tuple[Objective, int | None] | None = None,
+        recorder: RunRecorder | None,
+        schedule: tuple[Objective, int | None] | None,
     ) -> None:
         self._schedule = schedule
         """The objective and the step from which on it is off; None if it is the same at every step."""
@@ -325,7 +325,7 @@ class TrainerAttachment(TrainerCallback, HookHandle):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.window.restart()
         file = _alerts_file(args, state)
-        if state.global_step and file.is_file():  # the alerts start anew if the checkpoint has no state of them
+        if state.global_step and file.is_file():  # without it, the alerts start from scratch
             self.monitor.load_state_dict(json.loads(file.read_text(encoding="utf-8")))
         if self.recorder is not None:
             self.recorder.start(state.global_step, kwargs.get("optimizer"))
