@@ -45,9 +45,9 @@ class Checked:
     dtype: str
     """Dtype of the operands, after autocast."""
     backend: str
-    """Backend as it was asked for."""
+    """Backend as requested."""
     products: str
-    """Option `products` as it was asked for."""
+    """Option `products` as requested."""
     quantity: str
     """What was compared."""
     error: float | None
@@ -72,9 +72,9 @@ class LawLine:
     dtype: str
     """Dtype of the operands, after autocast."""
     backend: str
-    """Backend as it was asked for."""
+    """Backend as requested."""
     products: str
-    """Option `products` as it was asked for."""
+    """Option `products` as requested."""
     cases: int
     """Cases that were run."""
     failed: int
