@@ -99,7 +99,7 @@ def test_one_failure_makes_the_exit_code_1(tmp_path: Path, monkeypatch: pytest.M
     words = ["--device", "cpu", "--quick", "--no-timing", "--out", str(tmp_path)]
     assert program.main(words) == 1
     (page,) = tmp_path.glob("*.md")
-    assert "Laws that do not hold" in page.read_text()
+    assert "Failed property tests" in page.read_text()
 
 
 def test_when_the_time_is_up_tests_are_listed_as_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
