@@ -96,7 +96,7 @@ class Training:
         other.numbers = list(self.numbers)
         return other
 
-    def go_on(self, scenario: str, until: int) -> None:
+    def train(self, scenario: str, until: int) -> None:
         """Take the steps up to `until`."""
         window = StepWindow(1)
         shift = float(scenario.removeprefix("shift-")) if scenario.startswith("shift-") else 0.0
@@ -135,10 +135,10 @@ def train_all(folder: Path, seed: int, texts: tuple[Tensor, Tensor]) -> None:
         return
     start = Training(seed, texts)
     if set(missing) - {"decay"}:
-        start.go_on("constant", CHANGE - 1)
+        start.train("constant", CHANGE - 1)
     for name in missing:
         training = Training(seed, texts) if name == "decay" else start.fork()
-        training.go_on(name, CHANGE + 400 if name.startswith("shift") else STEPS)
+        training.train(name, CHANGE + 400 if name.startswith("shift") else STEPS)
         names = sorted(training.numbers[0])
         values = np.array([[row[name] for name in names] for row in training.numbers])
         np.savez(_file(folder, name, seed), names=np.array(names), values=values)

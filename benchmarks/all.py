@@ -69,7 +69,7 @@ def run(benchmark: Benchmark, *, quick: bool) -> tuple[list[Figure], float, str]
         done = subprocess.run(words, env=environment, text=True, capture_output=True, check=False)
         figures = [Figure(**json.loads(line)) for line in record.read_text(encoding="utf-8").splitlines()]
         print(done.stdout, flush=True)
-        # Exit code 1 says that a ceiling was missed, which is judged here with the noise; anything else is a failure.
+        # Exit code 1 means a missed ceiling, which is evaluated here with the noise; anything else is a failure.
         broken = done.returncode not in (0, 1) or "Traceback" in done.stderr or not figures
         return figures, time.perf_counter() - begin, done.stderr[-2000:] if broken else ""
 

@@ -2,8 +2,8 @@
 
     python benchmarks/bench_audit_loss.py [--repeat 3] [--only TEXT]
 
-Each line of "What can be told" is measured on losses of the zoo of the tests and on those below. A loss is audited `repeat` times
-with default options, all losses in turn; its time is the smallest. The table has the smallest and the largest time among
+Each line of "What it can identify" is measured on losses of the zoo of the tests and on those below. A loss is audited `repeat`
+times with default options, all losses in turn; its time is the smallest. The table has the smallest and the largest time among
 the losses of a line, in seconds of wall time, and how often a loss was called. Run it on a quiet machine.
 """
 

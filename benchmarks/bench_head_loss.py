@@ -147,7 +147,7 @@ def print_bars(timings: dict[str, Timing]) -> bool:
 
 
 def print_growth() -> None:
-    """Time per token and peak extra memory over T, ours against eager; each size in a process of its own."""
+    """Time per token and peak extra memory over T, ours against eager; each size in a separate process."""
     buffer_mb = max(stop - start for start, stop in chunk_bounds(8192, 4 * V)) * V * 4 / 2**20
     print(f"\ngrowth with T (D={D}, V={V}): extra memory is the peak beyond inputs and gradients;")
     print(f"one chunk buffer is at most {buffer_mb:.0f} MB\n")

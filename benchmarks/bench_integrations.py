@@ -174,22 +174,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="interleaved repetitions")
     parser.add_argument("--layers", type=int, default=2, help="layers of the model of the third part")
     parser.add_argument("--quick", action="store_true", help="3 rounds, without the whole SmolLM2 in the third part")
-    parser.add_argument("--only", choices=("telemetry", "memory", "apply"), help="one part alone")
     parser.add_argument("--child", metavar="KIND", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
         child(given.child, given.layers)
         return 0
     rounds = 3 if given.quick else given.rounds
-    met = []
-    if given.only in (None, "telemetry"):
-        met.append(telemetry_cost(rounds, given.quick))
-    if given.only in (None, "memory"):
-        met.append(memory_over_steps())
-    if given.only in (None, "apply"):
-        met += [apply_cost(given.layers, rounds, given.quick, limit=0.85), apply_memory(given.layers)]
-        if not given.quick:
-            apply_cost(30, min(rounds, 3), True, limit=None)
+    met = [telemetry_cost(rounds, given.quick), memory_over_steps()]
+    met += [apply_cost(given.layers, rounds, given.quick, limit=0.85), apply_memory(given.layers)]
+    if not given.quick:
+        apply_cost(30, min(rounds, 3), True, limit=None)
     return 0 if all(met) else 1
 
 

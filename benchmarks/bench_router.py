@@ -10,7 +10,7 @@ All figures are from one interleaved run:
 
 The last two are the steadier ones: a cost of a percent drowns in the noise of whole steps.
 
-    python benchmarks/bench_router.py --tokens 1024 --rounds 9
+    python benchmarks/bench_router.py
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from zloss.train.moe import (
     router_terms,
 )
 
+TOKENS, BLOCK_SIZE, VOCAB, TOP_K = 1024, 256, 8192, 4
 LIMIT = 0.03
 CLIP = 1.0
 
@@ -51,25 +52,24 @@ def read_all(out: RouterLoss) -> list[float]:
 class Step:
     """The model with its optimizer and one batch."""
 
-    def __init__(self, vocab: int, top_k: int, tokens: int, block_size: int) -> None:
-        self.moe = MoeRun(top_k=top_k, router="active_route_sum", router_coef=1e-3)
-        self.model = build_moe(self.moe, vocab=vocab, positions=block_size, seed=0).train()
+    def __init__(self) -> None:
+        self.moe = MoeRun(top_k=TOP_K, router="active_route_sum", router_coef=1e-3)
+        self.model = build_moe(self.moe, vocab=VOCAB, positions=BLOCK_SIZE, seed=0).train()
         checkpoint = Checkpoint("bench", "config", self.model, None, wants_bos=False)
         self.head = LossModel(checkpoint, CrossEntropy(), "fused", lambda hidden: hidden)
         self.booked_model = LossModel(checkpoint, CrossEntropy(), "fused", lambda hidden: hidden, self.moe)
         self.tap = RoutingTap(self.model, lambda hidden: hidden)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         generator = torch.Generator().manual_seed(0)
-        rows = tokens // block_size
-        self.ids, self.targets = (torch.randint(vocab, (rows, block_size), generator=generator) for _ in range(2))
-        self.tokens = self.ids.numel()
+        shape = (TOKENS // BLOCK_SIZE, BLOCK_SIZE)
+        self.ids, self.targets = (torch.randint(VOCAB, shape, generator=generator) for _ in range(2))
         with torch.no_grad():
             _, found = self._observed()
         self.routing = Routing(tuple(layer.clone().requires_grad_() for layer in found.logits), found.chosen)
         self.weights = self.tap.weights(self.moe.experts)
 
     def plain(self) -> None:
-        """Balancing is the model's own business, so it is in both steps."""
+        """The balancing term belongs to the model, so both steps have it."""
         out, routing = self._observed()
         balance = load_balancing(routing, self.moe)
         (out.loss + self.moe.load_balance * balance).backward()
@@ -77,26 +77,27 @@ class Step:
 
     def booked(self) -> None:
         """As `zloss train --moe` takes it."""
-        out, terms = self.booked_model(self.ids, self.targets, self.tokens)
+        out, terms = self.booked_model(self.ids, self.targets, TOKENS)
         out.loss.backward()
-        router_numbers([terms], self.moe, self.tokens)
+        router_numbers([terms], self.moe, TOKENS)
         self._finish()
 
     def bookkeeping(self) -> None:
         """Router Z-loss, record and telemetry of one step."""
-        _, router_z, terms = router_terms(self.routing, self.moe, self.tokens, self.weights)
+        _, router_z, terms = router_terms(self.routing, self.moe, TOKENS, self.weights)
         router_z.backward()
-        router_numbers([terms], self.moe, self.tokens)
+        router_numbers([terms], self.moe, TOKENS)
 
     def attached(self) -> None:
-        """The factor form with all statistics, as in a loop of one's own."""
-        logits, k = self.routing.logits, self.moe.top_k
-        out = router_loss(logits, coef=1e-3, convention="token_layer_mean", top_k=k, weight=self.weights)
+        """The factor form with all statistics, as in a user's own loop."""
+        out = router_loss(
+            self.routing.logits, coef=1e-3, convention="token_layer_mean", top_k=TOP_K, weight=self.weights
+        )
         out.loss.backward()
         read_all(out)
 
     def _observed(self) -> tuple[HeadLossOutput, Routing]:
-        (out, _), routing = self.tap.observe(lambda: self.head(self.ids, self.targets, self.tokens), len(self.ids))
+        (out, _), routing = self.tap.observe(lambda: self.head(self.ids, self.targets, TOKENS), len(self.ids))
         return out, routing
 
     def _finish(self) -> None:
@@ -107,16 +108,11 @@ class Step:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--block-size", type=int, default=256)
-    parser.add_argument("--vocab", type=int, default=8192)
-    parser.add_argument("--top-k", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(2)
 
-    step = Step(options.vocab, options.top_k, options.tokens, options.block_size)
+    step = Step()
     contenders = {
         "step": step.plain,
         "step, booked": step.booked,
@@ -126,7 +122,7 @@ def main() -> int:
     timings = measure_quietly(contenders, reference="step", rounds=options.rounds)
     base = timings["step"].best
     print(
-        f"T = {step.tokens}, V = {options.vocab}, E = {step.moe.experts}, k = {options.top_k}, {options.threads} threads, "
+        f"T = {TOKENS}, V = {VOCAB}, E = {step.moe.experts}, k = {TOP_K}, {torch.get_num_threads()} threads, "
         f"{sum(p.numel() for p in step.model.parameters()) / 1e6:.1f} M parameters"
     )
     for name, timing in timings.items():

@@ -132,14 +132,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9, help="interleaved repetitions")
     parser.add_argument("--quick", action="store_true", help="3 rounds, no memory section")
-    parser.add_argument("--memory", action="store_true", help="the memory section alone")
     parser.add_argument("--child", metavar="KIND", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         child(arguments.child)
         return 0
-    if arguments.memory:
-        return 0 if print_memory() else 1
     step = Step()
     contenders = {PLAIN: step.plain, RECORDED: step.recorded(), EAGER: step.eager}
     if arguments.quick:

@@ -163,9 +163,6 @@ def child(tokens: int, width: int, vocab: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=16384)
-    parser.add_argument("--width", type=int, default=4096)
-    parser.add_argument("--vocab", type=int, default=262144)
     parser.add_argument("--measure", action="store_true", help="run on 1, 2 and 4 processes of this machine")
     parser.add_argument("--child", nargs=3, type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -174,7 +171,7 @@ def main() -> int:
     elif arguments.measure:
         measure(tokens=512, width=256, vocab=65536)
     else:
-        print_model(arguments.tokens, arguments.width, arguments.vocab)
+        print_model(tokens=16384, width=4096, vocab=262144)
     return 0
 
 

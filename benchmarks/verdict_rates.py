@@ -58,7 +58,7 @@ def as_run(run: FinishedRun, seed: int, *, method: bool) -> FinishedRun:
     return FinishedRun(run.folder, config, replace(run.record, method=name, coef=coef, seed=seed), run.provenance)
 
 
-def judged(baseline: list[FinishedRun], method: list[FinishedRun]) -> Verdict:
+def verdict_on(baseline: list[FinishedRun], method: list[FinishedRun]) -> Verdict:
     """The verdict on `method`, paired with `baseline` in the given order."""
     runs = [as_run(run, i + 1, method=False) for i, run in enumerate(baseline)]
     runs += [as_run(run, i + 1, method=True) for i, run in enumerate(method)]
@@ -109,8 +109,8 @@ def planted(
 ) -> tuple[bool, bool, bool]:
     """Whether a rise of CE, a fall of the tail, and an acceptable method are each found."""
     chosen = [runs[i] for i in rng.choice(len(runs), seeds, replace=False)]
-    worse = judged(chosen, [changed(run, rng, 0.1, 0.9, spread) for run in chosen]).parts
-    better = judged(chosen, [changed(run, rng, -0.02, 0.8, spread) for run in chosen])
+    worse = verdict_on(chosen, [changed(run, rng, 0.1, 0.9, spread) for run in chosen]).parts
+    better = verdict_on(chosen, [changed(run, rng, -0.02, 0.8, spread) for run in chosen])
     assert worse is not None
     assert worse.quality is not None
     assert better.parts is not None
@@ -122,7 +122,7 @@ def report(folder: Path, seeds: int, steps: int) -> int:
     runs = trained(folder, seeds, steps)
     assert runs[0].record.validation_blocks is not None
     print(f"{seeds} runs of CE from scratch, {steps} steps, {runs[0].record.valid_predictions} validation tokens each")
-    verdicts = [judged([runs[a], runs[b]], [runs[c], runs[d]]) for a, b, c, d in null_pairs(seeds)]
+    verdicts = [verdict_on([runs[a], runs[b]], [runs[c], runs[d]]) for a, b, c, d in null_pairs(seeds)]
     states = {
         name: Counter(dict(v.parts.named())[name].state for v in verdicts if v.parts is not None)
         for name in ("quality", "coordinate", "optimizer")

@@ -2,7 +2,7 @@
 
     python -m tools.check_release [--out dist] [--python python3.11 python3.12 python3.13]
 
-1. The version stands in `zloss/__init__.py` alone; the built files carry it, and CITATION.cff and CHANGELOG.md name it.
+1. `zloss/__init__.py` defines the version; the built files carry it, and CITATION.cff and CHANGELOG.md name it.
 2. `twine check` accepts both files. Every data file of the source tree is in the wheel.
 3. In a fresh environment of each Python, with the wheel and its required dependencies: import, `zloss --help`, the first Python
    example of the README, and for each extra that is missing one sentence with the line that installs it.
@@ -35,7 +35,7 @@ MISSING_EXTRAS = {
     'apply(__import__("torch").nn.Linear(2, 2), zloss.CrossEntropy())\'': "zloss[audit]",
     "python -c 'import zloss.integrations.lightning as t; t.ZLossCallback'": "zloss[lightning]",
 }
-"""What is asked for in an environment without extras: the extra that the answer names."""
+"""A command in an environment without extras: the extra that its error must name."""
 
 
 def built(out: Path) -> tuple[Path, Path]:
@@ -88,7 +88,7 @@ def environment_problems(wheel: Path, folder: Path, interpreter: str) -> Iterato
     for command in ("python -c 'import zloss; print(zloss.__version__)'", "zloss --help", f"python {example}"):
         done = environment.shell(command)
         if done.returncode:
-            yield f"{command!r} ended with {done.returncode}: {done.stderr[-500:]}"
+            yield f"{command!r} exited with {done.returncode}: {done.stderr[-500:]}"
     for command, extra in MISSING_EXTRAS.items():
         command = command.format(text=text, folder=folder / "out")
         done = environment.shell(command)
@@ -96,7 +96,7 @@ def environment_problems(wheel: Path, folder: Path, interpreter: str) -> Iterato
         if extra not in said or "pip install" not in said:
             yield f"{command!r} does not name {extra}: {said[-500:]}"
         if command.startswith("zloss") and done.returncode != 2:
-            yield f"{command!r} ended with {done.returncode}, not with 2"
+            yield f"{command!r} exited with {done.returncode}, not with 2"
 
 
 def run(*words: str) -> None:
@@ -117,7 +117,7 @@ def main() -> int:
         print(f"{interpreter}: {f'{len(found)} problems' if found else 'in order'}", flush=True)
         problems += found
     print(*problems, sep="\n", end="\n" if problems else "")
-    print(f"{wheel.name} and {sdist.name}: {f'{len(problems)} problems' if problems else 'in order'}")
+    print(f"{wheel.name} and {sdist.name}: {f'{len(problems)} problems' if problems else 'no problems'}")
     return 1 if problems else 0
 
 

@@ -4,7 +4,7 @@
     python -m benchmarks.gpu                            # where torch and zloss are installed, from the repository
     python -m benchmarks.gpu --device cpu --quick       # the same way without a GPU, as tests do
 
-Exit codes: 0 all laws hold, 1 a law does not hold, 2 there is no GPU.
+Exit codes: 0 all property tests pass, 1 one fails, 2 there is no GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="where it runs, default cuda")
     parser.add_argument("--quick", action="store_true", help="few cases and tiny shapes")
     parser.add_argument("--out", type=Path, default=CONTRIBUTED, help=f"folder of the two files, default {CONTRIBUTED}")
-    parser.add_argument("--calls", type=int, help="calls of the memory law, default 10000, with --quick 20")
+    parser.add_argument("--calls", type=int, help="calls of the memory test, default 10000, with --quick 20")
     parser.add_argument("--rounds", type=int, help="interleaved rounds of the timing, default 9, with --quick 1")
     parser.add_argument(
         "--shape", type=int, nargs=3, action="append", metavar=("T", "D", "V"), help="shape to time; may be repeated"
@@ -35,7 +35,7 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=10.0, help="when to stop, default 10; half of it is for the timings"
     )
-    parser.add_argument("--no-timing", action="store_true", help="laws only")
+    parser.add_argument("--no-timing", action="store_true", help="property tests only")
     return parser.parse_args(words)
 
 
@@ -60,7 +60,7 @@ def main(words: list[str] | None = None) -> int:
     for failure in report.failures:
         print(failure_line(failure))
     cases = sum(line.cases for line in report.laws)
-    print(f"{cases} cases, {len(report.failures)} do not hold; written: {arguments.out / name}.md and .json")
+    print(f"{cases} cases, {len(report.failures)} failed; written: {arguments.out / name}.md and .json")
     return 1 if report.failures else 0
 
 

@@ -1,4 +1,4 @@
-"""The laws that compare a loss with its definition in fp64: objectives × options × dtypes × backends × products.
+"""The tests that compare a loss with its definition in fp64: objectives × options × dtypes × backends × products.
 
 Besides the sweep over every option: losses under autocast, the source at the logits, losses of logits, and Z of confident tokens.
 """
@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -105,16 +106,14 @@ def make(sweep: Sweep, objective: str, option: str, dtype: torch.dtype) -> Case:
 
 def every_option(device: torch.device, sweep: Sweep, backends: tuple[Backend, ...]) -> Iterator[Checked]:
     """All cases; the definition is computed once for all ways of a case."""
-    for dtype in sweep.dtypes:
-        for objective in sweep.objectives:
-            for option in sweep.options:
-                if not has(OBJECTIVES[objective], option):
-                    continue
-                case = make(sweep, objective, option, dtype)
-                wanted = reference(case)
-                for way in ways(sweep, dtype, backends, objective):
-                    run = partial(pair, case, way, device, sweep.chunk_size, wanted)
-                    yield compared("every option", f"{objective}, {option}", way, device, run)
+    for dtype, objective, option in product(sweep.dtypes, sweep.objectives, sweep.options):
+        if not has(OBJECTIVES[objective], option):
+            continue
+        case = make(sweep, objective, option, dtype)
+        wanted = reference(case)
+        for way in ways(sweep, dtype, backends, objective):
+            run = partial(pair, case, way, device, sweep.chunk_size, wanted)
+            yield compared("every option", f"{objective}, {option}", way, device, run)
 
 
 def pair(
@@ -129,15 +128,15 @@ def pair(
 
 def autocast(device: torch.device, sweep: Sweep, backends: tuple[Backend, ...]) -> Iterator[Checked]:
     """Every objective with all options, in bf16 and fp16."""
-    for dtype in (one for one in sweep.dtypes if one != torch.float32):
-        for objective in sweep.objectives:
-            case = make(sweep, objective, "all", dtype)
-            wanted = reference(case)
-            for narrow in ways(sweep, dtype, backends, objective):
-                way = dataclasses.replace(narrow, autocast=True)
-                yield compared(
-                    "autocast", objective, way, device, partial(pair, case, way, device, sweep.chunk_size, wanted)
-                )
+    for dtype, objective in product(sweep.dtypes, sweep.objectives):
+        if dtype == torch.float32:
+            continue
+        case = make(sweep, objective, "all", dtype)
+        wanted = reference(case)
+        for narrow in ways(sweep, dtype, backends, objective):
+            way = dataclasses.replace(narrow, autocast=True)
+            run = partial(pair, case, way, device, sweep.chunk_size, wanted)
+            yield compared("autocast", objective, way, device, run)
 
 
 # `head_source` on the device is the gradient at the logits, in total, and what the objective adds to it, alone.
@@ -147,20 +146,18 @@ SOURCE_OPTIONS = ("all", "softcap")
 
 def source(device: torch.device, sweep: Sweep, backends: tuple[Backend, ...]) -> Iterator[Checked]:
     """Total and Z source of every objective, dtype, backend and kind of products."""
-    for dtype in sweep.dtypes:
-        for objective in sweep.objectives:
-            for option in SOURCE_OPTIONS:
-                if not has(OBJECTIVES[objective], option):
-                    continue
-                case = make(sweep, objective, option, dtype)
-                total_TV = reference(case)["source"]
-                wanted = {"total source": total_TV}
-                if case.objective.active:
-                    off_TV = reference(dataclasses.replace(case, objective=zloss.CrossEntropy()))["source"]
-                    wanted["z source"] = total_TV - off_TV
-                for way in ways(sweep, dtype, backends):
-                    run = partial(_sources, case, way, device, sweep.chunk_size, wanted)
-                    yield compared("source at the logits", f"{objective}, {option}", way, device, run)
+    for dtype, objective, option in product(sweep.dtypes, sweep.objectives, SOURCE_OPTIONS):
+        if not has(OBJECTIVES[objective], option):
+            continue
+        case = make(sweep, objective, option, dtype)
+        total_TV = reference(case)["source"]
+        wanted = {"total source": total_TV}
+        if case.objective.active:
+            off_TV = reference(dataclasses.replace(case, objective=zloss.CrossEntropy()))["source"]
+            wanted["z source"] = total_TV - off_TV
+        for way in ways(sweep, dtype, backends):
+            run = partial(_sources, case, way, device, sweep.chunk_size, wanted)
+            yield compared("source at the logits", f"{objective}, {option}", way, device, run)
 
 
 def _sources(
@@ -176,13 +173,7 @@ def _sources(
     for name in wanted:
         part: Literal["z", "total"] = "z" if name == "z source" else "total"
         full_TV = zloss.head_source(
-            hidden,
-            weight,
-            case.target.to(device),
-            case.objective,
-            part=part,
-            backend=way.backend,
-            **options,
+            hidden, weight, case.target.to(device), case.objective, part=part, backend=way.backend, **options
         )
         found[name] = full_TV.double().cpu()[:, : wanted[name].shape[1]]
     return found, wanted
@@ -199,27 +190,26 @@ LOGIT_OPTIONS: dict[str, dict[str, Any]] = {
 
 def logits(device: torch.device, sweep: Sweep, backends: tuple[Backend, ...]) -> Iterator[Checked]:
     """Every objective, option, dtype of the logits and backend."""
-    for dtype in sweep.dtypes:
-        for objective in sweep.objectives:
-            case = make(sweep, objective, "ignored", torch.float32)
-            stored_TV = (case.hidden @ case.weight.T).to(dtype)
-            for option, options in LOGIT_OPTIONS.items():
-                if "softcap" in options and OBJECTIVES[objective].needs_mu:
-                    continue
-                wanted = _run(stored_TV.double(), case.weight, case.target, case.objective, "dense", options)
-                for backend in backends:
-                    run = partial(
-                        _both,
-                        stored_TV.to(device),
-                        case.weight.to(device, torch.float32),
-                        case.target.to(device),
-                        case.objective,
-                        backend,
-                        options,
-                        wanted,
-                    )
-                    way = Way(dtype, backend, "auto")
-                    yield compared("losses of logits", f"{objective}, {option}", way, device, run)
+    for dtype, objective in product(sweep.dtypes, sweep.objectives):
+        case = make(sweep, objective, "ignored", torch.float32)
+        stored_TV = (case.hidden @ case.weight.T).to(dtype)
+        for option, options in LOGIT_OPTIONS.items():
+            if "softcap" in options and OBJECTIVES[objective].needs_mu:
+                continue
+            wanted = _run(stored_TV.double(), case.weight, case.target, case.objective, "dense", options)
+            for backend in backends:
+                run = partial(
+                    _both,
+                    stored_TV.to(device),
+                    case.weight.to(device, torch.float32),
+                    case.target.to(device),
+                    case.objective,
+                    backend,
+                    options,
+                    wanted,
+                )
+                way = Way(dtype, backend, "auto")
+                yield compared("losses of logits", f"{objective}, {option}", way, device, run)
 
 
 def _both(*args: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

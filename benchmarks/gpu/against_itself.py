@@ -1,4 +1,4 @@
-"""The laws that compare a run of a small loss with another run: edges, compiled, captured, checkpointed, ten thousand calls."""
+"""The tests that compare a run of a small loss with another run: edges, compiled, captured, checkpointed, ten thousand calls."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,8 @@ def stepper(
     """The mean loss as a function of hidden and weight."""
 
     def step(hidden: Tensor, weight: Tensor) -> Tensor:
-        return zloss.head_loss(
-            hidden,
-            weight,
-            target,
-            objective,
-            backend=backend,
-            products=products,
-            chunk_size=chunk_size,
-        ).loss
+        options: dict[str, Any] = {"backend": backend, "products": products, "chunk_size": chunk_size}
+        return zloss.head_loss(hidden, weight, target, objective, **options).loss
 
     return step
 
@@ -134,16 +128,12 @@ def compiled(device: torch.device, sweep: Sweep, backends: tuple[Backend, ...]) 
     """`head_loss` in every dtype and kind of products, and `logits_loss`. Other backends break the graph by design."""
     if "triton" not in backends:
         return
-    for dtype in sweep.dtypes:
-        for objective in sweep.objectives[: sweep.compiled]:
-            for way in ways(sweep, dtype, ("triton",)):
-                yield compared(
-                    "compiled head loss", objective, way, device, partial(_head, device, sweep, way, objective)
-                )
-            way = Way(dtype, "triton", "auto")
-            yield compared(
-                "compiled loss of logits", objective, way, device, partial(_logits, device, sweep, way, objective)
-            )
+    for dtype, objective in product(sweep.dtypes, sweep.objectives[: sweep.compiled]):
+        for way in ways(sweep, dtype, ("triton",)):
+            yield compared("compiled head loss", objective, way, device, partial(_head, device, sweep, way, objective))
+        way = Way(dtype, "triton", "auto")
+        run = partial(_logits, device, sweep, way, objective)
+        yield compared("compiled loss of logits", objective, way, device, run)
 
 
 def _compiler(device: torch.device) -> str:
@@ -178,10 +168,10 @@ def _logits(device: torch.device, sweep: Sweep, way: Way, name: str) -> tuple[Re
 
 def graphs(device: torch.device, sweep: Sweep, backends: tuple[Backend, ...]) -> Iterator[Checked]:
     """Forward and backward in one graph; the dense backend, which keeps all logits, is left out."""
-    for dtype in sweep.dtypes:
-        for objective in sweep.objectives:
-            for way in ways(sweep, dtype, tuple(name for name in backends if name != "dense")):
-                yield compared("CUDA graph", objective, way, device, partial(_replayed, device, sweep, way, objective))
+    without_dense = tuple(name for name in backends if name != "dense")
+    for dtype, objective in product(sweep.dtypes, sweep.objectives):
+        for way in ways(sweep, dtype, without_dense):
+            yield compared("CUDA graph", objective, way, device, partial(_replayed, device, sweep, way, objective))
 
 
 def _replayed(device: torch.device, sweep: Sweep, way: Way, name: str) -> tuple[Results, Results]:
@@ -221,13 +211,11 @@ def capture(device: torch.device, work: Callable[[], Results]) -> Callable[[], R
 
 def checkpointing(device: torch.device, sweep: Sweep, backends: tuple[Backend, ...]) -> Iterator[Checked]:
     """Every objective, dtype, backend and kind of products."""
-    for dtype in sweep.dtypes:
-        for objective in sweep.objectives:
-            for way in ways(sweep, dtype, backends):
-                for reentrant in (False, True):
-                    case = f"{objective}, {'reentrant' if reentrant else 'not reentrant'}"
-                    run = partial(_checkpointed, device, sweep, way, objective, reentrant)
-                    yield compared("gradient checkpointing", case, way, device, run)
+    for dtype, objective in product(sweep.dtypes, sweep.objectives):
+        for way, reentrant in product(ways(sweep, dtype, backends), (False, True)):
+            case = f"{objective}, {'reentrant' if reentrant else 'not reentrant'}"
+            run = partial(_checkpointed, device, sweep, way, objective, reentrant)
+            yield compared("gradient checkpointing", case, way, device, run)
 
 
 def _checkpointed(device: torch.device, sweep: Sweep, way: Way, name: str, reentrant: bool) -> tuple[Results, Results]:
@@ -276,7 +264,7 @@ def flat_memory(device: torch.device, sweep: Sweep, backends: tuple[Backend, ...
                 if index == min(2, calls - 1):
                     before = held_bytes(device)
             growth = max(0.0, held_bytes(device) - before)
-        except Exception as error:  # a law that cannot run does not hold
+        except Exception as error:  # a test that cannot run has failed
             problem_line = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         yield Checked(
             "flat memory", f"{calls} calls", way.dtype_name, backend, way.products, "bytes grown", growth,

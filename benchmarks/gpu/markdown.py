@@ -44,12 +44,12 @@ def _head(report: GpuReport) -> Iterator[str]:
 
 def _laws(report: GpuReport) -> Iterator[str]:
     cases, failed = (sum(getattr(line, name) for line in report.laws) for name in ("cases", "failed"))
-    yield "## Laws"
+    yield "## Property tests"
     yield ""
-    yield f"{cases} cases against fp64 or against an uncompiled call; {failed} do not hold."
-    yield "The error is relative, in norm, of the quantity that comes nearest to its bound."
+    yield f"{cases} cases against fp64 or an uncompiled call; {failed} failed."
+    yield "The error is relative, in norm, for the quantity nearest to its bound."
     yield ""
-    yield "| law | dtype | backend | products | cases | failed | largest error | bound | of |"
+    yield "| property | dtype | backend | products | cases | failed | largest error | bound | of |"
     yield "|---|---|---|---|--:|--:|--:|--:|---|"
     for line in report.laws:
         worst = line.worst
@@ -66,7 +66,7 @@ def _laws(report: GpuReport) -> Iterator[str]:
 def _failures(report: GpuReport) -> Iterator[str]:
     if not report.failures:
         return
-    yield "## Laws that do not hold"
+    yield "## Failed property tests"
     yield ""
     yield from (f"- {failure_line(one)}" for one in report.failures)
     yield ""

@@ -1,4 +1,4 @@
-"""The result of `make gpu`, schema "zloss.gpu/1": which laws hold on the device, and how fast the losses are there."""
+"""The result of `make gpu`, schema "zloss.gpu/1": which properties hold on the device, and how fast the losses are there."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class Machine:
 
 @dataclass(frozen=True)
 class Checked:
-    """One case of one law: the quantity whose error is largest relative to its bound."""
+    """One case of one property test: the quantity whose error is largest relative to its bound."""
 
     law: str
-    """Name of the law."""
+    """Name of the property test."""
     case: str
     """Objective and options."""
     dtype: str
     """Dtype of the operands, after autocast."""
     backend: str
-    """Backend as it was asked for."""
+    """Backend as requested."""
     products: str
-    """Option `products` as it was asked for."""
+    """Option `products` as requested."""
     quantity: str
     """What was compared."""
     error: float | None
@@ -59,26 +59,26 @@ class Checked:
 
     @property
     def held(self) -> bool:
-        """Whether the law holds in this case."""
+        """Whether the property holds in this case."""
         return self.problem is None and self.error is not None and self.error <= self.bound
 
 
 @dataclass(frozen=True)
 class LawLine:
-    """All cases of one law that share dtype, backend and products."""
+    """All cases of one property test that share dtype, backend and products."""
 
     law: str
-    """Name of the law."""
+    """Name of the property test."""
     dtype: str
     """Dtype of the operands, after autocast."""
     backend: str
-    """Backend as it was asked for."""
+    """Backend as requested."""
     products: str
-    """Option `products` as it was asked for."""
+    """Option `products` as requested."""
     cases: int
     """Cases that were run."""
     failed: int
-    """Cases in which the law does not hold."""
+    """Cases in which the property does not hold."""
     worst: Checked
     """The case with the largest error relative to its bound; a failed one where there is one."""
 
@@ -126,7 +126,7 @@ class GpuReport(ResultRecord):
     command: str
     """Command line, without the folder of the files."""
     calls: int
-    """Calls of the memory law."""
+    """Calls of the memory test."""
     rounds: int
     """Interleaved rounds of the timings."""
     started: str
@@ -136,17 +136,17 @@ class GpuReport(ResultRecord):
     quick: bool
     """Whether shapes and cases were cut down, as tests do."""
     laws: tuple[LawLine, ...]
-    """Every law that was run."""
+    """Every property test that was run."""
     failures: tuple[Checked, ...]
-    """Every case in which a law does not hold."""
+    """Every case in which a property does not hold."""
     not_run: dict[str, str]
-    """Law → why it was not run here."""
+    """Property test → why it was not run here."""
     timings: tuple[Timed, ...]
     """Every loss at every shape."""
 
 
 def law_lines(checked: list[Checked]) -> tuple[LawLine, ...]:
-    """Cases joined by law, dtype, backend and products, in the order in which they came."""
+    """Cases joined by property test, dtype, backend and products, in the order in which they came."""
     groups: dict[tuple[str, str, str, str], list[Checked]] = {}
     for one in checked:
         groups.setdefault((one.law, one.dtype, one.backend, one.products), []).append(one)

@@ -39,9 +39,9 @@ def run(arguments: argparse.Namespace) -> GpuReport:
             until = began + 30 * arguments.minutes * place / len(shapes)
             timings += time_shape(device, tuple(shape), getattr(torch, arguments.dtype), rounds, until, say)
         print("\n".join(timing_tables(timings)), flush=True)
-    _, not_run = usable_backends(device)
-    checked: list[Checked] = list(
-        all_laws(device, quick=arguments.quick, calls=calls, deadline=deadline, not_run=not_run, say=say)
+    backends, not_run = usable_backends(device)
+    checked = list(
+        all_laws(device, backends, quick=arguments.quick, calls=calls, deadline=deadline, not_run=not_run, say=say)
     )
     return GpuReport(
         machine=describe_machine(device),
@@ -60,13 +60,13 @@ def run(arguments: argparse.Namespace) -> GpuReport:
     )
 
 
-# All laws on one device, in order.
+# All property tests on one device, in order.
 
 CALLS = 10_000
 
 
 def usable_backends(device: torch.device) -> tuple[tuple[Backend, ...], dict[str, str]]:
-    """(backends that run here, law → why it is not run)."""
+    """(backends that run here, property test → why it is not run)."""
     try:
         require_triton(device, torch.float32)
     except ZlossError as error:
@@ -76,6 +76,7 @@ def usable_backends(device: torch.device) -> tuple[tuple[Backend, ...], dict[str
 
 def all_laws(
     device: torch.device,
+    backends: tuple[Backend, ...],
     *,
     quick: bool,
     calls: int,
@@ -85,10 +86,9 @@ def all_laws(
 ) -> Iterator[Checked]:
     """Every case of every property test until the `deadline`; the tests that it cuts off are added to `not_run`."""
     sweep = QUICK if quick else Sweep()
-    backends, _ = usable_backends(device)
     if "triton" in backends and device.type == "cpu":
         make_interpreter_quick()
-    # Interpreted kernels take milliseconds per row: the long law leaves them out.
+    # Interpreted kernels take milliseconds per row: the long test leaves them out.
     without_interpreter = tuple(name for name in backends if name != "triton" or device.type == "cuda")
     laws: dict[str, Iterator[Checked]] = {
         "every option against fp64": every_option(device, sweep, backends),

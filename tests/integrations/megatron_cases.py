@@ -1,7 +1,7 @@
 """A `GPTModel` of megatron-core under our integration, on CPU processes, against eager CE + Z in fp64 on one process.
 
-Everything of Megatron is used as it is: model, schedule, data parallelism, `finalize_model_grads`, optimizers. What stands
-in for a GPU is in `on_cpu`.
+Everything of Megatron is used as it is: model, schedule, data parallelism, `finalize_model_grads`, optimizers. The stand-ins
+for a GPU are in `on_cpu`.
 """
 
 from __future__ import annotations
@@ -447,7 +447,7 @@ def refused() -> dict[str, str]:
 
 
 def jobs() -> None:
-    """All jobs as one JSON object. Megatron is imported once, in a process of its own: it changes settings of torch."""
+    """All jobs as one JSON object. Megatron is imported once, in a separate process: it changes settings of torch."""
     import megatron.core.models.gpt
     import megatron.core.optimizer  # noqa: F401
 

@@ -31,7 +31,7 @@ def test_parameters_after_four_steps_equal_eager_ce_plus_z(case: str, answer: di
     check_and_record(case, error, without_z)
 
 
-def test_ce_and_z_are_apart_and_evaluation_is_ce(answer: dict[str, Any]) -> None:
+def test_ce_and_z_are_separate_and_evaluation_is_ce(answer: dict[str, Any]) -> None:
     assert [name for name, holds in answer["facts"].items() if not holds] == []
 
 

@@ -102,24 +102,24 @@ def test_the_commands_of_the_page_build_what_it_says(answers: dict[str, Any]) ->
 
 
 def test_refusals_say_what_to_do(answers: dict[str, Any]) -> None:
-    told = answers["refusals"]
-    assert told["no target"].endswith("`target` must be given: 0.0 (the convention of most code) or null (log V).")
-    assert "`coef` must be given" in told["no coefficient"]
-    assert "unknown setting of z_loss: 'objectiv'. Did you mean 'objective'?" in told["unknown setting"]
-    assert "`fused` is expected to be true or false, but got 'no'" in told["fused is not a bool"]
-    assert "It is a Z-loss already: set --loss.loss_fn.coef instead." in told["a Z-loss already"]
-    assert "objective 'ce' has no coefficient, but got coef=0.1" in told["CE with a coefficient"]
-    assert "'centered-head' has no coefficient" in told["a centered head with a coefficient"]
-    assert told["CE without one"] == "nothing"
-    assert "the loss of this run is not a ZLoss: no Z-loss is trained" in told["metrics without a Z-loss"]
-    assert "this loss is MSELoss.Config" in told["another loss"]
-    assert "Did you mean 'centered'?" in told["unknown objective"]
-    assert "but got -1.0" in told["negative coefficient"]
-    assert "but got Scaled and ZLoss: use ChunkedLossWrapper" in told["head with a forward of its own"]
-    assert "and CrossEntropyLoss: use ChunkedLossWrapper" in told["cross-entropy in the fused loss"]
-    assert "needs `lm_head`: use FusedZLoss.Config" in told["gain without a head"]
-    assert 'or drop "fused": false' in told["gain without a head"]
-    assert told["plain head"] == "nothing"
+    errors = answers["refusals"]
+    assert errors["no target"].endswith("`target` must be given: 0.0 (the convention of most code) or null (log V).")
+    assert "`coef` must be given" in errors["no coefficient"]
+    assert "unknown setting of z_loss: 'objectiv'. Did you mean 'objective'?" in errors["unknown setting"]
+    assert "`fused` is expected to be true or false, but got 'no'" in errors["fused is not a bool"]
+    assert "It is a Z-loss already: set --loss.loss_fn.coef instead." in errors["a Z-loss already"]
+    assert "objective 'ce' has no coefficient, but got coef=0.1" in errors["CE with a coefficient"]
+    assert "'centered-head' has no coefficient" in errors["a centered head with a coefficient"]
+    assert errors["CE without one"] == "nothing"
+    assert "the loss of this run is not a ZLoss: no Z-loss is trained" in errors["metrics without a Z-loss"]
+    assert "this loss is MSELoss.Config" in errors["another loss"]
+    assert "Did you mean 'centered'?" in errors["unknown objective"]
+    assert "but got -1.0" in errors["negative coefficient"]
+    assert "but got Scaled and ZLoss: use ChunkedLossWrapper" in errors["head with another forward"]
+    assert "and CrossEntropyLoss: use ChunkedLossWrapper" in errors["cross-entropy in the fused loss"]
+    assert "needs `lm_head`: use FusedZLoss.Config" in errors["gain without a head"]
+    assert 'or drop "fused": false' in errors["gain without a head"]
+    assert errors["plain head"] == "nothing"
 
 
 def test_a_missing_hook_is_one_sentence() -> None:

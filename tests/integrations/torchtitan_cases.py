@@ -14,7 +14,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -393,14 +393,20 @@ def gradients_without_a_trainer() -> dict[str, dict[str, float]]:
 
 
 def refusals() -> dict[str, str]:
-    """What a user is told, by cause."""
+    """The error that a user gets, by cause."""
 
-    def told(case: Case) -> str:
+    def error_of(work: Callable[[], Any]) -> str:
         try:
-            built(case, tempfile.mkdtemp())
+            work()
         except (zloss.errors.ZlossError, TypeError) as error:
             return f"{type(error).__name__}: {error}"
         return "nothing"
+
+    def building(case: Case) -> str:
+        return error_of(lambda: built(case, tempfile.mkdtemp()))
+
+    def fused(lm_head: nn.Module) -> str:
+        return error_of(lambda: FUSED.build().set_lm_head(lm_head))
 
     class Scaled(Linear):
         @dataclass(kw_only=True, slots=True)
@@ -409,45 +415,32 @@ def refusals() -> dict[str, str]:
         def forward(self, input: Tensor) -> Tensor:
             return 2 * super().forward(input)
 
-    def only_metrics() -> str:
+    def only_metrics() -> None:
         ZLoss.built = False  # as in the process of a user
-        try:
-            built(Case(STOCK, (OURS + "z_loss_metrics",)), tempfile.mkdtemp()).metrics_processor.should_log(1)
-        except zloss.errors.InputError as error:
-            return str(error)
-        return "nothing"
+        built(Case(STOCK, (OURS + "z_loss_metrics",)), tempfile.mkdtemp()).metrics_processor.should_log(1)
 
-    def gain_without_head() -> str:
-        try:
-            z(objective="gain-aware").build()(torch.randn(1, 2, VOCAB), batch(0)[1])
-        except zloss.errors.MissingInputError as error:
-            return str(error)
-        return "nothing"
-
-    def fused(lm_head: nn.Module) -> str:
-        try:
-            FUSED.build().set_lm_head(lm_head)
-        except zloss.errors.UnsupportedModelError as error:
-            return str(error)
-        return "nothing"
+    def gain_without_head() -> None:
+        z(objective="gain-aware").build()(torch.randn(1, 2, VOCAB), batch(0)[1])
 
     return {
-        "no target": told(Case(STOCK, (OURS + 'z_loss={"coef": 1e-4}',))),
-        "metrics without a Z-loss": only_metrics(),
-        "no coefficient": told(Case(STOCK, (OURS + 'z_loss={"target": 0.0}',))),
-        "unknown setting": told(Case(STOCK, (OURS + 'z_loss={"coef": 1e-4, "target": 0.0, "objectiv": "centered"}',))),
-        "fused is not a bool": told(Case(STOCK, (OURS + "z_loss" + JSON.replace("}", ', "fused": "no"}'),))),
-        "a Z-loss already": told(Case(FUSED, (OURS + "z_loss" + JSON,))),
-        "CE with a coefficient": told(Case(z(objective="ce"))),
-        "a centered head with a coefficient": told(Case(z(objective="centered-head"))),
-        "CE without one": told(Case(z(coef=0.0, objective="ce"))),
-        "another loss": told(Case(MSELoss.Config(), (OURS + "z_loss" + JSON,))),
-        "unknown objective": told(Case(z(objective="centred"))),
-        "negative coefficient": told(Case(z(coef=-1.0))),
-        "head with a forward of its own": fused(Scaled.Config(in_features=2, out_features=3).build()),
-        "gain without a head": gain_without_head(),
+        "no target": building(Case(STOCK, (OURS + 'z_loss={"coef": 1e-4}',))),
+        "metrics without a Z-loss": error_of(only_metrics),
+        "no coefficient": building(Case(STOCK, (OURS + 'z_loss={"target": 0.0}',))),
+        "unknown setting": building(
+            Case(STOCK, (OURS + 'z_loss={"coef": 1e-4, "target": 0.0, "objectiv": "centered"}',))
+        ),
+        "fused is not a bool": building(Case(STOCK, (OURS + "z_loss" + JSON.replace("}", ', "fused": "no"}'),))),
+        "a Z-loss already": building(Case(FUSED, (OURS + "z_loss" + JSON,))),
+        "CE with a coefficient": building(Case(z(objective="ce"))),
+        "a centered head with a coefficient": building(Case(z(objective="centered-head"))),
+        "CE without one": building(Case(z(coef=0.0, objective="ce"))),
+        "another loss": building(Case(MSELoss.Config(), (OURS + "z_loss" + JSON,))),
+        "unknown objective": building(Case(z(objective="centred"))),
+        "negative coefficient": building(Case(z(coef=-1.0))),
+        "head with another forward": fused(Scaled.Config(in_features=2, out_features=3).build()),
+        "gain without a head": error_of(gain_without_head),
         "plain head": fused(Linear.Config(in_features=2, out_features=3).build()),
-        "cross-entropy in the fused loss": told(Case(FusedZLoss.Config())),
+        "cross-entropy in the fused loss": building(Case(FusedZLoss.Config())),
     }
 
 

@@ -14,8 +14,8 @@ from tools.compat.record import (
     current_record,
     installer_reason,
     page,
-    read_counts,
     read_record,
+    with_counts,
     write_record,
 )
 from tools.compat.rows import EVERY, ROOT, ROWS, Row, constraints, floor, pinned_versions, ranges, stated_ranges
@@ -76,10 +76,10 @@ def test_counts_come_from_the_file_of_pytest(tmp_path: Path) -> None:
         '<testcase classname="tests.a.test_b" name="test_f"><skipped message="needs /opt/x/gpu"/></testcase>'
         "</testsuite></testsuites>"
     )
-    counts = read_counts(junit)
-    assert counts.passed == 1
-    assert counts.failures == ("tests/a/test_b.py::test_c[1]", "tests/a/test_b.py::test_d")
-    assert counts.skips == {"needs gpu": 1}
+    found = with_counts(GREEN, junit)
+    assert (found.passed, found.failed, found.skipped) == (1, 2, 1)
+    assert found.failures == ("tests/a/test_b.py::test_c[1]", "tests/a/test_b.py::test_d")
+    assert found.skips == {"needs gpu": 1}
 
 
 def test_the_installers_reason_names_no_place() -> None:

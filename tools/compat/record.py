@@ -6,7 +6,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -89,17 +89,8 @@ def write_record(out: Path, record: Record) -> None:
     out.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
 
 
-@dataclass(frozen=True)
-class Counts:
-    """The counts of one pytest run."""
-
-    passed: int
-    failures: tuple[str, ...]
-    skips: dict[str, int]
-
-
-def read_counts(junit: Path) -> Counts:
-    """The counts of a file that `pytest --junitxml` wrote."""
+def with_counts(outcome: Outcome, junit: Path) -> Outcome:
+    """The outcome with the counts of a file that `pytest --junitxml` wrote."""
     passed, failures, skips = 0, [], {}
     for case in ElementTree.parse(junit).getroot().iter("testcase"):
         if case.find("failure") is not None or case.find("error") is not None:
@@ -109,7 +100,8 @@ def read_counts(junit: Path) -> Counts:
             skips[reason] = skips.get(reason, 0) + 1
         else:
             passed += 1
-    return Counts(passed, tuple(failures), skips)
+    counts = {"passed": passed, "failed": len(failures), "skipped": sum(skips.values())}
+    return replace(outcome, **counts, failures=tuple(failures), skips=skips)
 
 
 def installer_reason(said: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from tools.compat.record import Outcome, installer_reason, read_counts
+from tools.compat.record import Outcome, installer_reason, with_counts
 from tools.compat.rows import EXTRAS, ROOT, TEST_TOOLS, Row, constraints
 from tools.compat.selection import DESELECTED, FILES, MARKS
 from tools.fresh_environment import FreshEnvironment
@@ -90,18 +90,10 @@ def tested(environment: FreshEnvironment, outcome: Outcome) -> Outcome:
     if not junit.is_file():
         print(done.stdout[-3000:], done.stderr[-3000:], flush=True)
         return replace(outcome, failed=1, failures=(f"pytest ended with {done.returncode}",), test_seconds=seconds)
-    counts = read_counts(junit)
-    if counts.failures:
+    outcome = replace(with_counts(outcome, junit), test_seconds=seconds)
+    if outcome.failures:
         print(done.stdout[-20000:], flush=True)
-    return replace(
-        outcome,
-        passed=counts.passed,
-        failed=len(counts.failures),
-        skipped=sum(counts.skips.values()),
-        failures=counts.failures,
-        skips=counts.skips,
-        test_seconds=seconds,
-    )
+    return outcome
 
 
 def interpreter(version: str) -> str | None:

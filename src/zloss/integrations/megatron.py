@@ -97,7 +97,7 @@ class ZLossHandle(HookHandle):
         """CE, Z and log Z of the last training forward pass as [sum, tokens], as Megatron's training loop expects; {} after
         one in evaluation. CE is named "lm loss", so it replaces the CE + Z of another loss function.
 
-        An error with reduction="sum", where a loss function that multiplies by the mask would scale all gradients."""
+        Raises with reduction="sum", where a loss function that multiplies by the mask would scale all gradients."""
         if self.reduction == "sum":
             raise InputError('with reduction="sum", the model already returns Σ loss_mask·loss: use handle.loss_func.')
         return self._report(loss_mask)

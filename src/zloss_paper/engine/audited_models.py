@@ -71,11 +71,10 @@ def audit_table(
     profile: Profile,
     overrides: Overrides,
     *,
-    beside: str = "GPT-2",
     deployed: bool = False,
 ) -> AuditTableConfig:
-    """The audits of a table; a model that is not the paper's is printed next to the paper's `beside`."""
-    models = list(_audited(targets, profile, overrides, beside))
+    """The audits of a table; a model that is not the paper's is printed next to the paper's GPT-2, or its first model."""
+    models = list(_audited(targets, profile, overrides))
     # One text for two corpora makes two lines of one name: the one with fewer deviations stays.
     unique: dict[tuple[str, str], AuditedModel] = {}
     for model in sorted(models, key=lambda model: len(model.deviations)):
@@ -86,7 +85,7 @@ def audit_table(
     return AuditTableConfig(label, profile, kept, tuple(sources), deployed)
 
 
-def _audited(targets: Sequence[Target], profile: Profile, overrides: Overrides, beside: str) -> Iterator[AuditedModel]:
+def _audited(targets: Sequence[Target], profile: Profile, overrides: Overrides) -> Iterator[AuditedModel]:
     """The models to audit, each with the line of the paper next to which it is printed."""
     if not overrides.models and profile == "paper":
         for target in targets:
@@ -105,7 +104,7 @@ def _audited(targets: Sequence[Target], profile: Profile, overrides: Overrides, 
         # Another model is printed next to one line per corpus, at the largest count of the table.
         for corpus in dict.fromkeys(target.corpus for target in targets):
             here = [target for target in targets if target.corpus == corpus]
-            line = next((target for target in here if target.model == beside), here[0])
+            line = next((target for target in here if target.model == "GPT-2"), here[0])
             count = max(target.audit.blocks or 0 for target in here)
             largest = replace(line, audit=replace(line.audit, blocks=count))
             yield _audited_model(printed_name(word), word, False, largest, profile, overrides)

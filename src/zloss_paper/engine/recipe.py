@@ -19,7 +19,7 @@ from zloss.errors import UnknownNameError
 from zloss.results.reproduction import Profile as Profile
 from zloss_paper.engine.claims import Claim
 from zloss_paper.engine.inputs import TextSource
-from zloss_paper.engine.table import PaperTable, Table
+from zloss_paper.engine.table import Line, PaperTable, Table
 from zloss_paper.engine.workbench import Workbench
 
 
@@ -72,6 +72,14 @@ class Recipe(Generic[Config]):
     def stem(self) -> str:
         """Name of its files."""
         return self.label.replace(":", "_")
+
+    def beside(self, line: Line) -> Line | None:
+        """The paper's line next to which `line` is printed; keys that the paper's table does not have are ignored."""
+        if self.paper is None:
+            return None
+        table = self.paper.table
+        key = {name: value for name, value in line.beside.items() if name in table.lines[0].key} or dict(line.key)
+        return next(iter(table.find(**key)), None)
 
     def unstated(self) -> dict[str, str]:
         """Every setting the paper leaves open, with our choice (`data/choices.json`: those that a family shares, and those of

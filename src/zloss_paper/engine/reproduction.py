@@ -36,8 +36,6 @@ from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
 from zloss_paper.engine.table import Line, Table, cells_of
 from zloss_paper.engine.workbench import Workbench
 
-NOT_MEASURED = "not measured in this run"
-
 
 @dataclass(frozen=True)
 class Reproduction:
@@ -53,10 +51,6 @@ class Reproduction:
     def failed(self) -> bool:
         """Whether a claim does not hold."""
         return any(claim.verdict == FAILS for claim in self.record.claims)
-
-    def beside(self, line: Line) -> Line | None:
-        """The paper's line next to which `line` is printed."""
-        return _beside(self.recipe, line)
 
 
 def reproduce(recipe: Recipe[Any], profile: Profile, overrides: Overrides, bench: Workbench) -> Reproduction:
@@ -85,16 +79,14 @@ def rejudge(folder: Path, recipe: Recipe[Any]) -> Reproduction:
 
 
 def kept_table(recipe: Recipe[Any], record: ReproductionRecord) -> Table:
-    """The lines of a kept result; a column that the recipe has learned since was not measured."""
-    columns = tuple(dict.fromkeys((*recipe.columns, *record.columns)))
-    unknown = [column for column in recipe.columns if column not in record.columns]
+    """The lines of a kept result."""
     keys = () if recipe.paper is None else tuple(recipe.paper.table.lines[0].key)
     table = Table(
         tuple(
             Line(
-                key=line.key(columns),
-                cells=cells_of(line.numbers(columns)),
-                reasons=line.reasons | dict.fromkeys(unknown, NOT_MEASURED),
+                key=line.key(record.columns),
+                cells=cells_of(line.numbers(record.columns)),
+                reasons=line.reasons,
                 deviations=line.deviations,
                 beside={name: line.beside[name] for name in keys if name in line.beside} if line.beside else {},
             )
@@ -155,7 +147,7 @@ def _reproduced_claim(recipe: Recipe[Any], claim: Claim, profile: Profile, table
 
 
 def _reproduced_line(recipe: Recipe[Any], line: Line) -> ReproducedLine:
-    other = _beside(recipe, line)
+    other = recipe.beside(line)
     theirs = {} if other is None else other.cells
     return ReproducedLine(
         extra=_plain_line(line),
@@ -169,15 +161,6 @@ def _reproduced_line(recipe: Recipe[Any], line: Line) -> ReproducedLine:
         },
         printed={column: cell.printed for column, cell in theirs.items() if cell.printed},
     )
-
-
-def _beside(recipe: Recipe[Any], line: Line) -> Line | None:
-    """The paper's line next to which `line` is printed; keys that the paper's table does not have are ignored."""
-    if recipe.paper is None:
-        return None
-    table = recipe.paper.table
-    key = {name: value for name, value in line.beside.items() if name in table.lines[0].key} or dict(line.key)
-    return next(iter(table.find(**key)), None)
 
 
 def _plain_line(line: Line) -> dict[str, Any]:

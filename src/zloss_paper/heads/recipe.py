@@ -36,7 +36,7 @@ from zloss_paper.engine.claims import (
     rises,
     some_pair,
 )
-from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
+from zloss_paper.engine.recipe import Recipe, RecipeResult
 from zloss_paper.engine.table import Cell, Key, Line, PaperTable, Table, cells_of, paper_table
 from zloss_paper.engine.workbench import Workbench, text_blocks
 
@@ -61,9 +61,7 @@ def head_recipe(
     `deployed` measures the perplexity of the centered logits as deployed; `with_corpus` puts the corpus into the key.
     """
 
-    def configure(profile: Profile, overrides: Overrides) -> AuditTableConfig:
-        return audit_table(label, targets, profile, overrides, deployed=deployed)
-
+    configure = partial(audit_table, label, targets, deployed=deployed)
     run = run or partial(run_head_table, columns=columns, with_corpus=with_corpus)
     return Recipe(label, title, columns, configure, run, paper or paper_table(label), claims)
 

@@ -11,7 +11,7 @@ the paper's training runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from zloss.audit.implementation.gradients import overflow_audit
 from zloss.objectives import GainAwareZLoss, Objective, make_objective
@@ -50,7 +50,6 @@ LEAST_CHANGE = 0.01
 """Smallest relative change of the safe scale that counts."""
 SAME = 1e-3
 """Relative difference from CE within which a gradient is that of CE: the centered head's shift is subtracted in fp32."""
-NOT_MATERIALIZED = "the logits are fp32, from bf16 operands, and never stored: not materialized in bf16"
 NOT_FINITE = "no batch has a finite gradient"
 PAPER_MODELS = ("GPT-2", "GPT-2 Medium")
 
@@ -63,7 +62,7 @@ class OverflowConfig:
     coef: float = LAMBDA
     beta: float = BETA
     scales: tuple[int, ...] = STATIC_SCALES
-    methods: tuple[str, ...] = field(default=(CE, CENTERED_HEAD, *RAW_METHODS, CENTERED))
+    methods: tuple[str, ...] = (CE, CENTERED_HEAD, *RAW_METHODS, CENTERED)
     head: HeadKind = "paper"
     """How the head forms its logits; paper: materialized in the autocast dtype."""
 
@@ -98,8 +97,6 @@ def run(config: OverflowConfig, bench: Workbench) -> RecipeResult:
                 advance=step.advance,
                 note=lambda sentence: notes.setdefault(sentence),
             )
-        if config.head == "fused":
-            model = replace(model, deviations=(*model.deviations, NOT_MATERIALIZED))
         lines += [overflow_line(model, found) for found in audited]
         details += audit_details(model, audited)
     return RecipeResult(Table(tuple(lines)), tuple(notes), config.models.texts, {"overflow_rows": details})

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,17 @@ DETAILS = (
     *("router_log_z_max", "dropped_routes", "grad_norm_p99", "clip_rate", "router"),
 )
 """What the JSON file adds about each run."""
+MODELS: dict[Profile, dict[str, Any]] = {
+    "paper": {"tokenizer": "gpt2"},
+    "cpu": {},
+    "smoke": {"layers": 2, "width": 32, "heads": 4, "expert_width": 16},
+}
+SCALES: dict[Profile, dict[str, Any]] = {
+    "paper": {"valid_blocks": 64, "block_size": 256, "micro_batch": 8},
+    "cpu": {"train_tokenizer": 8192, "valid_blocks": 64, "block_size": 128, "micro_batch": 4},
+    "smoke": {"train_tokenizer": 300, "valid_blocks": 4, "block_size": 24, "micro_batch": 2},
+}
+"""The model and the run at each profile, where they differ from the defaults."""
 MEAN = "mean"
 """The `seed` of a line over all seeds."""
 
@@ -93,27 +104,22 @@ class MoeTable:
 
     def configure(self, profile: Profile, overrides: Overrides) -> MoeTableConfig:
         """The grid at a profile: the paper's steps and seeds, or a scale that fits two cores."""
-        paper, smoke = profile == "paper", profile == "smoke"
-        moe = MoeRun(top_k=self.top_k, tokenizer="gpt2" if paper else None)
-        if smoke:
-            moe = MoeRun(top_k=self.top_k, layers=2, width=32, heads=4, expert_width=16)
+        paper, steps = profile == "paper", self.steps[profile]
         corpus: CorpusName | None = None if overrides.texts else "wikitext-103" if paper else "pydoc"
-        steps = self.steps[profile]
         base = TrainConfig(
             model="moe",
-            moe=moe,
-            train_tokenizer=None if paper else 300 if smoke else 8192,
+            moe=MoeRun(top_k=self.top_k, **MODELS[profile]),
             texts=overrides.texts,
             corpus=corpus,
             blocks=overrides.blocks,
-            valid_blocks=4 if smoke else 64,
-            block_size=overrides.block_size or (256 if paper else 24 if smoke else 128),
             steps=steps,
             warmup=steps // 10,
             lr=1e-3,
-            micro_batch=8 if paper else 2 if smoke else 4,
             gradient_blocks=0,
+            **SCALES[profile],
         )
+        if overrides.block_size:
+            base = replace(base, block_size=overrides.block_size)
         seeds = (1, 2, 3) if paper else (1, 2)
         grid = Grid(base, ("ce",), (0.0,), seeds, routers=self.variants, router_coefs=(ROUTER_COEF,))
         sources = text_sources(overrides.texts, corpus, overrides.text_source)
@@ -126,7 +132,7 @@ class MoeTable:
             deviations.append(f"{steps} steps of {base.tokens_per_step} tokens, not {stated}")
         if not paper:
             deviations.append(f"{len(seeds)} seeds, not 3")
-        if smoke:
+        if profile == "smoke":
             deviations.append("a model of width 32 with 2 blocks, not of width 256 with 4")
         deviations.append("tokenizer, batch, learning rate and expert width are ours: the paper does not state them")
         return MoeTableConfig(profile, grid, sources, tuple(deviations), notes)

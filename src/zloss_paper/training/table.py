@@ -161,13 +161,11 @@ def _metric(run: FinishedRun, column: str) -> float:
 
 def with_each_run(table: Table, details: Mapping[str, Any]) -> Table:
     """The lines with the numbers of their runs, which `details` has line by line, seed by seed."""
-    records = details.get("runs", ())
-    if not table.lines or not records or len(records) % len(table):
-        return table
+    records = details["runs"]
     seeds = len(records) // len(table)
     lines = []
-    for start, line in zip(range(0, len(records), seeds), table, strict=True):
-        own = records[start : start + seeds]
+    for place, line in enumerate(table):
+        own = records[place * seeds : (place + 1) * seeds]
         # Where a mean does not exist because a run diverged, the runs' own numbers are not used either.
         numbers = {
             name: tuple(float(record[name]) for record in own)

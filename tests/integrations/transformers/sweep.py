@@ -31,27 +31,24 @@ from tests.integrations.transformers.tiny_configs import build_tiny, causal_clas
 from tools.docs.tables import support_page
 from zloss.errors import ZlossError
 from zloss.integrations.transformers import apply
-from zloss.integrations.transformers.apply import SUPPORT
+from zloss.integrations.transformers.apply import SUPPORT, ModelSupport
 
 PAGE = Path(__file__).parents[3] / "docs" / "support_transformers.md"
 LOSS_LIMIT, GRADIENT_LIMIT = 1e-5, 1e-4
 
 
 @dataclass(frozen=True)
-class SweepOutcome:
-    """What came of one class."""
+class SweepOutcome(ModelSupport):
+    """What came of one class; the state may also be "different" (which must not happen)."""
 
-    name: str
-    state: str
-    """"exact", "refused", "not built" or "different" (which must not happen)."""
-    detail: str = ""
     loss_error: float | None = None
     gradient_error: float | None = None
     z_part: float | None = None
 
 
+@functools.cache
 def try_class(name: str, model_type: str) -> SweepOutcome:
-    """Build, run the model's own loss, the truth from its real logits, and ours."""
+    """Build, run the model's own loss, the truth from its real logits, and ours; once per process."""
     try:
         model = build_tiny(name, model_type).train()
         own = loss_of(model, batch())
@@ -70,12 +67,6 @@ def try_class(name: str, model_type: str) -> SweepOutcome:
     z_part = float(wanted - own)
     exact = loss_error <= LOSS_LIMIT and gradient_error <= GRADIENT_LIMIT and abs(z_part) > 1e-6
     return SweepOutcome(name, "exact" if exact else "different", "", loss_error, gradient_error, z_part)
-
-
-@functools.cache
-def outcome_of(name: str, model_type: str) -> SweepOutcome:
-    """The same, tried once per process."""
-    return try_class(name, model_type)
 
 
 def write_table(outcomes: list[SweepOutcome]) -> None:

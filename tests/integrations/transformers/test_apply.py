@@ -114,7 +114,7 @@ def test_a_forward_that_raises_restores_the_head() -> None:
         assert_equals_truth(model, batch(), truth(small(), batch()))
 
 
-def test_copies_and_pickles_train_alike_with_handles_of_their_own() -> None:
+def test_copies_and_pickles_train_alike_with_separate_handles() -> None:
     model = small()
     wanted = truth(model, batch())
     handle = apply(model, OBJECTIVE)

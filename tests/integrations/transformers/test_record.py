@@ -70,7 +70,7 @@ def test_steps_and_validation_are_those_of_the_trainer(tmp_path: Path) -> None:
     assert not any("/" in str(value) for value in config["settings"].values())
 
 
-def test_a_resumed_trainer_goes_on_in_its_folder(tmp_path: Path) -> None:
+def test_a_resumed_trainer_continues_in_its_folder(tmp_path: Path) -> None:
     settings = {"save_strategy": "steps", "save_steps": 2, "output_dir": str(tmp_path / "out")}
     folder = tmp_path / "standard-0.01-s0"
     recorded(tmp_path, zloss.StandardZLoss(1e-2), **settings)

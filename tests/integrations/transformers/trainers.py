@@ -38,7 +38,7 @@ def padded(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 class EagerTrainer(transformers.Trainer):
-    """The same loss the straight way: λ(log Z)² of whole logits beside the model's own loss."""
+    """The same loss the plain way: λ(log Z)² of whole logits in addition to the model's own loss."""
 
     coef = 1e-2
 

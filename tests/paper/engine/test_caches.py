@@ -61,7 +61,7 @@ def test_audits_are_kept_in_the_folder_and_used_again(gpt2_folder: Path, tmp_pat
     assert fourth.audits_made == 1
 
 
-def test_an_interrupted_recipe_goes_on_where_it_stopped(gpt2_folder: Path, tmp_path: Path) -> None:
+def test_an_interrupted_recipe_resumes_where_it_stopped(gpt2_folder: Path, tmp_path: Path) -> None:
     overrides = Overrides(models=(str(gpt2_folder),), blocks=8)
     with pytest.raises(KeyboardInterrupt):
         smoke("tab:spectral_audit", overrides, Workbench(tmp_path, progress=Watched(1)))

@@ -32,7 +32,7 @@ from zloss_paper.heads.recipe import DEPLOYED, deployed_perplexity
 @pytest.fixture(scope="module")
 def bench() -> Workbench:
     """One workbench for the module: what two tests ask for runs once."""
-    return Workbench(command="zloss reproduce")
+    return Workbench()
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_paper_recipes_run_unchanged_on_local_folders(
     for label in ("tab:pretrained", "tab:spectral_audit"):
         result = reproduce(find_recipe(label), "paper", short, bench)
         assert [line.key["model"] for line in result.table.find(head="raw")] == ["GPT-2", "Pythia-160M"]
-        beside = result.beside(result.table.lines[0])
+        beside = result.recipe.beside(result.table.lines[0])
         assert beside is not None
         assert beside.key["model"] == "GPT-2"
 

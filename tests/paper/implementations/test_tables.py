@@ -26,19 +26,19 @@ SHARED = "tab:source_audit text:source_audit_fineweb text:source_audit_medium ta
 
 @pytest.fixture(scope="module")
 def bench() -> Workbench:
-    return Workbench(command="zloss reproduce")
+    return Workbench()
 
 
 def smoke(label: str, folder: Path, bench: Workbench) -> Reproduction:
     return smoke_recipe(label, Overrides(models=(str(folder),)), bench)
 
 
-def test_source_lines_stand_beside_the_papers(gpt2_folder: Path, bench: Workbench) -> None:
+def test_source_lines_are_next_to_the_papers(gpt2_folder: Path, bench: Workbench) -> None:
     result = smoke("tab:source_audit", gpt2_folder, bench)
     stored = [line for line in result.table if line.key["storage"] != OWN_INPUTS]
     assert len(stored) == 9
     for line in stored:
-        other = result.beside(line)
+        other = result.recipe.beside(line)
         assert (other is None) == (line.key["storage"] == "fp32")
         assert line.cells["split_residual"].value <= 1e-6
     ours = result.table.find(storage=OWN_INPUTS)
@@ -60,7 +60,7 @@ def test_recipes_of_one_audit_share_it(gpt2_folder: Path, bench: Workbench, monk
             return _real(*args, **options)
 
         monkeypatch.setattr(shared, name, counted)
-    fresh = Workbench(command="zloss reproduce")
+    fresh = Workbench()
     for label in (*SHARED.split(), "text:pytorch_backward_audit"):
         smoke(label, gpt2_folder, fresh)
     assert sorted(runs) == ["source_audit", "update_audit"]
@@ -72,7 +72,7 @@ def test_update_lines_have_both_scopes_and_z_alone(neox_folder: Path, bench: Wor
         (scope, scale) for scope in ("head", "all") for scale in (1, 4)
     }
     assert all(line.cells["z_grad_rel_error"].value > 0 for line in result.table)
-    assert all(result.beside(line) is not None for line in result.table)
+    assert all(result.recipe.beside(line) is not None for line in result.table)
     (fp16,) = smoke("text:update_audit_fp16", neox_folder, bench).table.find(logit_scale=1)
     assert fp16.cells["grad_rel_error_max"].value < fp16.cells["grad_rel_error_max_bf16"].value
 
@@ -86,8 +86,8 @@ def test_overflow_lines(gpt2_folder: Path, bench: Workbench) -> None:
         ce, centered = (by[method].cells[column].value for method in ("CE baseline", "Centered head"))
         assert centered == pytest.approx(ce, rel=1e-4)
     assert result.config.head == "paper"
-    # The paper's WikiText line has three methods; the others stand beside nothing.
-    beside = [method for method, line in by.items() if result.beside(line) is not None]
+    # The paper's WikiText line has three methods; the others are next to nothing.
+    beside = [method for method, line in by.items() if result.recipe.beside(line) is not None]
     assert beside == ["CE baseline", "Standard Z-loss", "Centered Z-loss"]
     audited = [detail["row"] for detail in result.record.to_dict()["details"]["overflow_rows"]]
     assert [one["batches"] for one in audited] == [2] * 6

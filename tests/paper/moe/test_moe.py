@@ -34,10 +34,10 @@ def test_a_small_table_is_trained_judged_and_drawn(folder: Path) -> None:
     (mean,) = result.table.find(router_loss="active-route sum", seed="mean")
     single = result.table.find(router_loss="active-route sum")[1:]
     assert mean.cells["entropy"].value == pytest.approx(sum(line.cells["entropy"].value for line in single) / 2)
-    beside = result.beside(mean)
+    beside = result.recipe.beside(mean)
     assert beside is not None
     assert beside.cells["entropy"].value == 1.756
-    assert result.beside(single[0]) is None
+    assert result.recipe.beside(single[0]) is None
     paths = write_reproduction(folder / "page", result)
     assert {path.name for path in paths} == {"tab_moe.json", "tab_moe.md", "moe_top4.svg"}
     written = "".join(path.read_text(encoding="utf-8") for path in paths)

@@ -38,7 +38,7 @@ def test_all_eight_stages_are_evaluated_from_the_results_that_they_are_for(decid
     assert "s_rel" in reasons["Router reduction"]
 
 
-def test_both_comparisons_stand_beside_their_own_baselines(decided: DecidedResults) -> None:
+def test_both_comparisons_keep_their_own_baselines(decided: DecidedResults) -> None:
     bases = [comparison.baseline_method for comparison in decided.comparisons]
     known = {base.mean("ppl") for base in bases if base is not None}
     assert len(known) == 2

@@ -58,7 +58,7 @@ class StopsAfter:
                 signal.raise_signal(signal.SIGINT)
 
 
-def test_an_interrupted_run_goes_on_and_gives_the_same_numbers(bench: Workbench, tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_and_gives_the_same_numbers(bench: Workbench, tmp_path: Path) -> None:
     config = small(steps=9)
     with pytest.raises(KeyboardInterrupt):
         matched_runs(config, Workbench(tmp_path, progress=StopsAfter("standard-0.0001-s1", 5)))
@@ -112,7 +112,7 @@ def test_one_seed_has_no_standard_deviation(bench: Workbench) -> None:
         column_value("c_aux", [ce], [ce])
 
 
-def test_a_control_that_left_the_trajectory_is_told(bench: Workbench) -> None:
+def test_a_control_that_left_the_trajectory_is_reported(bench: Workbench) -> None:
     config = replace(small(), arms=(Arm(CE), Arm("Centered head")))
     runs = matched_runs(config, bench)
     assert any("bit for bit" in note for note in run_notes(config, runs, bench))

@@ -151,7 +151,7 @@ def test_a_short_or_missing_text_is_one_sentence(tmp_path: Path) -> None:
         cpu("tab:finetune", texts=(str(tmp_path / "none.txt"),))
 
 
-def test_models_and_counts_of_ones_own(tmp_path: Path) -> None:
+def test_other_models_and_counts(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     medium = find_recipe("tab:medium_ft").configure

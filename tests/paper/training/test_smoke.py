@@ -33,7 +33,7 @@ class Smoke:
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
     folder = tmp_path_factory.mktemp("smoke")
-    bench = Workbench(folder, command="zloss reproduce")
+    bench = Workbench(folder)
     results = {label: reproduce(find_recipe(label), "smoke", Overrides(), bench) for label in TRAINING}
     return Smoke(folder, results, bench.runs_trained)
 
@@ -47,7 +47,7 @@ def test_tables_share_their_runs_and_a_second_call_trains_nothing(smoke: Smoke) 
     asked = [run["run"] for label in (*TABLES, *DESCRIBED) for run in smoke.results[label].record.details["runs"]]
     assert set(asked) == set(runs)
     assert len(asked) > 1.7 * len(runs)
-    again = Workbench(smoke.folder, command="zloss reproduce")
+    again = Workbench(smoke.folder)
     for label in TRAINING:
         lines = reproduce(find_recipe(label), "smoke", Overrides(), again).record.to_dict()["rows"]
         assert lines == smoke.results[label].record.to_dict()["rows"]
@@ -145,7 +145,7 @@ def test_a_short_run_has_a_maximum_and_no_p99(smoke: Smoke) -> None:
     assert verdicts(smoke.results["tab:fineweb_noclip_stress"])["raw_gradient_tails"] == OPEN
 
 
-def test_the_shift_is_the_probe_that_was_asked_for(smoke: Smoke) -> None:
+def test_the_shift_is_the_requested_probe(smoke: Smoke) -> None:
     for label, size in (("tab:finetune", 250), ("tab:pythia_ft", 700)):
         runs = smoke.results[label].record.details["runs"]
         found = [run["heads"]["raw"]["mu_abs_99"] for run in runs if run["method"] == "ce"]
@@ -164,16 +164,16 @@ def test_paired_differences_are_those_of_the_tables(smoke: Smoke) -> None:
     gains = [m["heads"]["centered"]["a_p_99"] - b["heads"]["raw"]["a_p_99"] for m, b in zip(own, ce, strict=True)]
     assert line.cells["delta_a_p_99"].value == pytest.approx(statistics.fmean(gains), rel=1e-12)
     assert len(paired.table) == 8
-    assert all(paired.beside(one) is not None for one in paired.table)
+    assert all(paired.recipe.beside(one) is not None for one in paired.table)
 
 
-def test_every_line_stands_beside_the_papers(smoke: Smoke) -> None:
+def test_every_line_is_next_to_the_papers(smoke: Smoke) -> None:
     for label in TABLES:
         result = smoke.results[label]
-        assert [result.beside(line) is not None for line in result.table] == [True] * len(result.table), label
+        assert [result.recipe.beside(line) is not None for line in result.table] == [True] * len(result.table), label
         assert not result.record.comparable
     sweep = smoke.results["text:raw_sweep_1e3"]
-    assert [line.key["lambda_aux"] for line in sweep.table if sweep.beside(line) is None] == [1e-3] * 3
+    assert [line.key["lambda_aux"] for line in sweep.table if sweep.recipe.beside(line) is None] == [1e-3] * 3
 
 
 def test_a_claim_about_the_papers_numbers_stays_open(smoke: Smoke) -> None:

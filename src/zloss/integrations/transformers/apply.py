@@ -191,7 +191,7 @@ class ZLossHandle(HookHandle):
             if output is not None and torch.is_grad_enabled():
                 _forbid_backward(model, output, named_arguments(model, args, kwargs))
             return None
-        call.close()
+        call.remove()
         if output is None:  # the forward raised, and its exception propagates from here
             return None
         if call.output is None:

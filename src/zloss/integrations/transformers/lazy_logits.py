@@ -26,10 +26,11 @@ from torch.utils._pytree import tree_leaves
 from zloss.errors import MissingLogitsError, UnsupportedModelError
 from zloss.head.loss import HeadLossOutput, head_loss
 from zloss.head.options import HeadOptions, Reduction, check_reduction
+from zloss.integrations.moe import HookHandle
 
 
-class TrainingCall:
-    """One call of a model, during which the forward of its head is replaced; `close()` restores it.
+class TrainingCall(HookHandle):
+    """One call of a model, during which the forward of its head is replaced; `remove()` restores it.
 
     The loss is evaluated inside a second call of the head module, so that the head's hooks (FSDP2, accelerate) gather its
     weight for it. `output` is what `head_loss` returned. `per_token`: losses are not reduced, as TRL's fused head expects.
@@ -46,16 +47,9 @@ class TrainingCall:
         self._loss: Callable[[nn.Module], Tensor] | None = None
         """Computes the loss in the second call of the head."""
         # accelerate's device hooks wrap `forward` and keep the original under this name.
-        self._attribute = "_old_forward" if hasattr(self._head, "_hf_hook") else "forward"
-        self._before = vars(self._head).get(self._attribute)
-        setattr(self._head, self._attribute, types.MethodType(self._head_forward, self._head))
-
-    def close(self) -> None:
-        """Restore the head's forward."""
-        if self._before is None:
-            vars(self._head).pop(self._attribute, None)
-        else:
-            setattr(self._head, self._attribute, self._before)
+        attribute = "_old_forward" if hasattr(self._head, "_hf_hook") else "forward"
+        super().__init__()
+        self.replace(self._head, attribute, types.MethodType(self._head_forward, self._head))
 
     def _head_forward(self, head: Any, hidden: Tensor, *_args: Any, **_kwargs: Any) -> Any:
         if self._loss is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
@@ -20,7 +20,7 @@ from zloss.integrations.moe import HookHandle, RouterZLoss
 from zloss.integrations.transformers.apply import LEAST_TRANSFORMERS, LEAST_TRL, ZLossHandle, apply
 from zloss.objectives import Objective, off_is_zero
 from zloss.optimizer.endpoints import max_safe_scale
-from zloss.telemetry.alerts import AlertMonitor, OnAlert, alert_action, exceeded_levels, logger
+from zloss.telemetry.alerts import Alert, AlertMonitor, OnAlert, alert_action, exceeded_levels, logger
 from zloss.telemetry.trackers import LEAST, Scalars, chosen_names, for_trackers, require_tracker
 from zloss.telemetry.window import DEFAULT_WINDOW, StepWindow
 from zloss.text import Blocks
@@ -95,7 +95,7 @@ def attach(
             "`router` is not supported under tensor parallelism, and the model of this trainer has TP = "
             f"{trainer.get_tp_size()}: attach without `router`, or train with data parallelism."
         )
-    alert_action(on_alert)  # validates it before anything is attached
+    act = alert_action(on_alert)
     names = chosen_names(scalars)
     if coef_until is not None and (isinstance(coef_until, bool) or not isinstance(coef_until, int) or coef_until < 1):
         raise InputError(f"`coef_until` is expected to be an optimizer step ≥ 1, but got {coef_until!r}.")
@@ -140,7 +140,7 @@ def attach(
             )
         scheduled = coef_until is not None or start is not objective
         schedule = (objective, coef_until) if scheduled else None
-        return TrainerAttachment(trainer, handle, across, on_alert, names, recorder, schedule)
+        return TrainerAttachment(trainer, handle, across, act, names, recorder, schedule)
     except BaseException:
         handle.remove()
         raise
@@ -213,10 +213,10 @@ class TrainerAttachment(TrainerCallback, HookHandle):
         trainer: Any,
         handle: ZLossHandle,
         window: StepWindow,
-        on_alert: OnAlert,
+        act: Callable[[Alert], None],
         names: frozenset[str],
-        recorder: RunRecorder | None = None,
-        schedule: tuple[Objective, int | None] | None = None,
+        recorder: RunRecorder | None,
+        schedule: tuple[Objective, int | None] | None,
     ) -> None:
         self._schedule = schedule
         """The objective and the step from which on it is off; None if it is the same at every step."""
@@ -224,7 +224,7 @@ class TrainerAttachment(TrainerCallback, HookHandle):
         self._names = names
         self.monitor = AlertMonitor(pulled=schedule is not None or handle.options.objective.active)
         self.levels: dict[str, tuple[float, float]] | None = None
-        self._act = alert_action(on_alert)
+        self._act = act
         self._trainer = trainer
         self._grad_norm: Tensor | float | None = None
         self._max_norm: float | None = None
@@ -325,7 +325,7 @@ class TrainerAttachment(TrainerCallback, HookHandle):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.window.restart()
         file = _alerts_file(args, state)
-        if state.global_step and file.is_file():  # the alerts start anew if the checkpoint has no state of them
+        if state.global_step and file.is_file():  # without it, the alerts start from scratch
             self.monitor.load_state_dict(json.loads(file.read_text(encoding="utf-8")))
         if self.recorder is not None:
             self.recorder.start(state.global_step, kwargs.get("optimizer"))
