@@ -14,7 +14,7 @@ import pytest
 from tests.tiny_models import save_model
 from zloss import __version__
 from zloss.cli import main as cli
-from zloss.cli.checkpoints import Center
+from zloss.cli.protocol import Center
 from zloss.errors import OutputError, UnwritableFolderError
 
 

@@ -14,9 +14,8 @@ import tyro
 from tools.docs.sentences import sentences_of
 from zloss.audit.config import AuditConfig
 from zloss.cli.audit import Audit
-from zloss.cli.checkpoints import Drift
 from zloss.cli.options import flags_of, option_hints, parse, with_flags
-from zloss.cli.recommend import Recommend
+from zloss.cli.protocol import Drift, Recommend
 from zloss.cli.train import Train
 from zloss.decide.drift import DriftLimits
 from zloss.errors import InputError

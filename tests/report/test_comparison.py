@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from zloss.report.comparison import comparison_page
-from zloss.report.markdown import to_markdown
+from zloss.report.document import to_markdown
 from zloss.results.comparison import Comparison
 
 FOLDER = Path(__file__).parents[2] / "docs/results"

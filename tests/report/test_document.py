@@ -6,9 +6,8 @@ import pytest
 
 from tests.laws.example_results import example_results
 from zloss.decide.answer import decide_records
-from zloss.report.document import Cell, Column, Group, Heading, Items, Table, Text, flat_lines, walk
+from zloss.report.document import Cell, Column, Group, Heading, Items, Table, Text, flat_lines, to_markdown, walk
 from zloss.report.files import page_document, terminal_document
-from zloss.report.markdown import to_markdown
 from zloss.results.files import RECORDS, kind_of
 
 

@@ -13,9 +13,8 @@ import pytest
 from tests.report.printing import printed
 from zloss.cli.main import main
 from zloss.decide.answer import decide_results
-from zloss.report.document import Cell
+from zloss.report.document import Cell, to_markdown
 from zloss.report.files import render_page
-from zloss.report.markdown import to_markdown
 from zloss.report.reproduction import deviations, reproduction_document, reproduction_summary, reproduction_table
 from zloss.results.files import load_results, read_record
 from zloss.results.reproduction import ReproductionRecord

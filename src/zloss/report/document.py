@@ -255,3 +255,62 @@ def show(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(show(item) for item in value)
     return number(value, 6) if value is None or isinstance(value, (int, float)) else str(value)
+
+
+# Markdown
+
+VERDICTS = ("error", "warning", "note", "pass", "fired", "quiet", "open")
+"""Tones that make a word stand out."""
+
+
+def to_markdown(document: Iterable[Block]) -> str:
+    """A document as Markdown: headings, sentences and tables, which is all that the Markdown pages of results have.
+
+    Lines of a list or of code belong together, everything else is separated by an empty line.
+    """
+    parts: list[str] = []
+    before = ""
+    for block in document:
+        joined = block.style if isinstance(block, Text) and block.style in ("item", "code") else ""
+        text = _markdown_block(block)
+        if joined and joined == before:
+            parts[-1] += f"\n{text}"
+        else:
+            parts.append(text)
+        before = joined
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_block(block: Block) -> str:
+    match block:
+        case Heading(text, level):
+            return f"{'#' * level} {text}"
+        case Text(sentence, "code"):
+            return "\n".join(f"    {line}" for line in sentence.splitlines())
+        case Text(sentence, style):
+            return f"- {sentence}" if style == "item" else f"**{sentence}**" if style == "strong" else sentence
+        case Table(columns, rows):
+            rule = ["---:" if column.kind == "number" else "---" for column in columns]
+            return "\n".join(
+                map(
+                    _markdown_line,
+                    ([column.title for column in columns], rule, *(map(_markdown_cell, row) for row in rows)),
+                )
+            )
+    raise TypeError(f"Markdown has no form for a {type(block).__name__}")
+
+
+def _markdown_line(cells: Iterable[str]) -> str:
+    # A bar would end a cell.
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def _markdown_cell(cell: Cell | str) -> str:
+    if isinstance(cell, str):
+        return cell
+    text = cell.text
+    if cell.mark:
+        text = f"**{cell.mark}** {text}".rstrip()
+    elif cell.tone in VERDICTS and text:
+        text = f"**{text}**"
+    return f"{text} ({cell.note})" if cell.note else text

@@ -19,13 +19,12 @@ from zloss.report.audit import (
 )
 from zloss.report.audit_figures import audit_figures, thin
 from zloss.report.comparison import comparison_document, comparison_page, comparison_summary
-from zloss.report.document import Document, Figure, Group, Heading, Plain, Text
+from zloss.report.document import Document, Figure, Group, Heading, Plain, Text, to_markdown
 from zloss.report.drift import drift_document, drift_figures, drift_summary
 from zloss.report.figures import FORMATS, write_figures
 from zloss.report.html import MAX_BYTES, to_page
 from zloss.report.implementation_audit import implementation_audit_document, implementation_audit_summary
 from zloss.report.loss_audit import loss_audit_document, loss_audit_summary
-from zloss.report.markdown import to_markdown
 from zloss.report.recommendation import recommendation_document, recommendation_summary
 from zloss.report.reproduction import reproduction_document, reproduction_summary
 from zloss.report.router import measured_document, router_scale_document

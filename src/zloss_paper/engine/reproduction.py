@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from zloss.errors import InputError
-from zloss.report.markdown import to_markdown
+from zloss.report.document import to_markdown
 from zloss.report.reproduction import reproduction_document
 from zloss.results.files import read_record
 from zloss.results.io import write_text

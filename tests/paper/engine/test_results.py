@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zloss.report.markdown import to_markdown
+from zloss.report.document import to_markdown
 from zloss.report.reproduction import reproduction_document
 from zloss_paper.engine.recipe import find_recipe
 from zloss_paper.engine.reproduction import rejudge
