@@ -88,7 +88,8 @@ compat:          ## the tests against the oldest and newest stated dependencies 
 
 release: install ## build wheel and sdist, check them, and try the wheel in a fresh environment of each Python that is installed
 	@$(PIP) build twine hatchling
-	@$(BIN)/python -m tools.check_release --python $$(for name in python3.11 python3.12 python3.13; do $$name --version >/dev/null 2>&1 && echo $$name; done)
+	@found=$$(for name in python3.11 python3.12 python3.13; do $$name --version >/dev/null 2>&1 && echo $$name; done); \
+	$(BIN)/python -m tools.check_release --python $${found:-$(BIN)/python}
 
 clean:           ## remove .venv, .venv-gpu, the site and caches
 	rm -rf $(VENV) $(GPU_VENV) .frameworks site .pytest_cache .mypy_cache .ruff_cache

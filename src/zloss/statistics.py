@@ -111,6 +111,7 @@ Statistics = Literal["full", "light", "audit"]
 logits, each of which costs one more pass over them."""
 
 ALWAYS = ("row_max", "log_s", "target_logit")
+OPTIONAL = ("mu", "p_norm", "gain", "gain_centered", "entropy", "predicted", "mu_residual")
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class StatisticsPlan:
     @property
     def present(self) -> tuple[str, ...]:
         """Names of the per-token fields of `TokenStats` that are not None, other than `valid`."""
-        return (*ALWAYS, *(name for name, planned in vars(self).items() if planned))
+        return (*ALWAYS, *(name for name in OPTIONAL if getattr(self, name)))
 
 
 def plan_statistics(

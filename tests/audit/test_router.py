@@ -93,6 +93,8 @@ def test_switch_applies_two_token_layer_means_and_counts_padding(padded: bool) -
     assert found.relative == pytest.approx(2.0, rel=1e-3)
     assert found.target == pytest.approx(0.0, abs=1e-3)
     assert found.residual < 1e-3
+    known = measure_model_router_scale(model, inputs, target=0.0, seed=1)
+    assert (known.target, known.relative) == (0.0, pytest.approx(2.0, rel=1e-3))
     before = model.router_z_loss_coef
     masked = measure_model_router_scale(
         model, inputs, mask=[inputs["attention_mask"].reshape(-1).bool()] * 2 + [torch.ones(30)] * 2

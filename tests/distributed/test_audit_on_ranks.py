@@ -49,7 +49,7 @@ def test_every_block_is_on_one_rank(count: int, ranks: int) -> None:
 
 
 def test_two_ranks_give_the_report_of_one_process(root: Path, on_ranks: OnRanks, alone: dict[str, Any]) -> None:
-    assert len(alone) > 200
+    assert sum(type(value) in (int, float) for value in alone.values()) > 200
     assert on_ranks.codes["audit"] == [0, 0], on_ranks.stderr["audit"]
     assert differing(report_in(root / "audit"), alone, 1e-12) == {}
     assert not list((root / "audit").glob("audit-parts*"))

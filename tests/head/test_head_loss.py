@@ -466,6 +466,11 @@ BAD = {
         errors.DtypeError,
         r"`hidden` is expected to be a tensor, but got Linear\.$",
     ),
+    "list as hidden": (
+        {"hidden": [1.0]},
+        errors.DtypeError,
+        r"`hidden` is expected to be a tensor, but got list\.$",
+    ),
     "weight with one axis": ({"weight": torch.zeros(17)}, errors.ShapeError, r"\[V, D\]"),
     "empty vocabulary": ({"weight": torch.zeros(0, 6)}, errors.ShapeError, "V = 0"),
     "bias shape": ({"bias": torch.zeros(16)}, errors.ShapeError, "bias"),

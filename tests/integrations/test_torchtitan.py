@@ -111,12 +111,15 @@ def test_refusals_say_what_to_do(answers: dict[str, Any]) -> None:
     assert "objective 'ce' has no coefficient, but got coef=0.1" in errors["CE with a coefficient"]
     assert "'centered-head' has no coefficient" in errors["a centered head with a coefficient"]
     assert errors["CE without one"] == "nothing"
+    assert errors["metrics without a Z-loss"].startswith("InputError: ")
     assert "the loss of this run is not a ZLoss: no Z-loss is trained" in errors["metrics without a Z-loss"]
     assert "this loss is MSELoss.Config" in errors["another loss"]
     assert "Did you mean 'centered'?" in errors["unknown objective"]
     assert "but got -1.0" in errors["negative coefficient"]
+    assert errors["head with another forward"].startswith("UnsupportedModelError: ")
     assert "but got Scaled and ZLoss: use ChunkedLossWrapper" in errors["head with another forward"]
     assert "and CrossEntropyLoss: use ChunkedLossWrapper" in errors["cross-entropy in the fused loss"]
+    assert errors["gain without a head"].startswith("MissingInputError: ")
     assert "needs `lm_head`: use FusedZLoss.Config" in errors["gain without a head"]
     assert 'or drop "fused": false' in errors["gain without a head"]
     assert errors["plain head"] == "nothing"

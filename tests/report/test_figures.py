@@ -303,11 +303,12 @@ def test_what_an_axis_cannot_show_is_a_gap() -> None:
     assert drawn([figure])
 
 
-def test_matched_variants_are_dashed() -> None:
+def test_matched_variants_are_dashed_and_drawn_reproducibly() -> None:
     variants = ("token_layer_mean", "active_route_sum", "active_route_sum:matched")
     figure = step_figure("entropy", {name: ((1, 2, 3), (1.0, 1.1, 1.2 + i)) for i, name in enumerate(variants)})
     assert [row["dash"] for row in rows(figure, "line")] == [False, False, True]
     svg = drawn([figure])
+    assert svg == drawn([figure])
     assert "entropy (nat)" in svg
     assert 'stroke-dasharray="4,4"' in svg
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,13 +101,40 @@ def test_the_files_are_read_back_and_joined_with_an_audit(report: AuditReport, t
     assert SENTENCE in page
 
 
-def test_a_file_without_a_verdict_is_shown_with_one() -> None:
-    data = made_up_recommendation().to_dict() | {"level": "direction only"}
-    del data["verdict"]
-    found = Recommendation.from_dict(data)
+def written_before_0_3(**changes: str) -> dict[str, Any]:
+    """A file of 0.2: `chosen` with `changes`, next to a Centered head that `failed` and that confirmation accepted."""
+    data = made_up_recommendation().to_dict()
+    data |= {"action": "Train.", "confidence": "direction only", "level": "direction only"}
+    del data["verdict"], data["tested"]["known"], data["tested"]["assumed"]
+    for arm in data["arms"]:
+        del arm["confirmed"]
+    chosen, (verdict,) = data["arms"][0], data["confirmation"]
+    head = {"method": "centered-head", "coef": 0.0}
+    chosen |= {"state": "chosen", **changes}
+    data["arms"].insert(0, {**chosen, **head, "state": "failed", "reason": "p99 ‖δ_u‖ as deployed is × 23 that of CE"})
+    data["confirmation"] = [{**verdict, **head}, {**verdict, "verdict": "inconclusive", "accepted": None}]
+    return data
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"), [("passes selection", "passed"), ("ΔCE is above the tolerance", "not passed")]
+)
+def test_a_file_from_before_0_3_opens_with_a_verdict_and_one_meaning_per_state(reason: str, state: str) -> None:
+    """An arm was "chosen" without passing, or "failed" next to a confirmation that "accepted" it."""
+    found = Recommendation.from_dict(written_before_0_3(reason=reason))
+    states = [(arm.method, arm.state, arm.confirmed) for arm in found.arms]
+    assert states[:2] == [("centered-head", "not passed", None), ("centered", state, "inconclusive")]
+    assert [arm.state for arm in found.arms[2:]] == ["stopped", "left out"]
+    assert [one.method for one in found.confirmation] == ["centered"]
     for text in (printed(recommendation_summary(found)), render_page(decide_results(recommendations=(found,)))):
         assert "Not enough evidence to train with Centered Z-loss at λ = 1e-3" in " ".join(text.split())
         assert "Lines to paste" not in text
+
+
+def test_an_old_answer_that_was_not_the_chosen_arm_keeps_its_confirmation() -> None:
+    found = Recommendation.from_dict(written_before_0_3() | {"objective": "centered-head", "coef": 0.0})
+    assert [arm.confirmed for arm in found.arms[:2]] == ["accepted", "inconclusive"]
+    assert [one.method for one in found.confirmation] == ["centered-head", "centered"]
 
 
 def test_without_a_shift_the_arms_do_not_list_a_centered_head() -> None:

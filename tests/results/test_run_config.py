@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,24 @@ DENSE = RunConfig(TrainConfig(method="standard", coef=1e-3, texts=("text.txt",),
 EXPERTS = RunConfig(
     TrainConfig(model="moe", moe=MoeRun(router="active_route_sum:matched", router_coef=0.1)), DATA, "seed"
 )
+# As an older version wrote it: a key that is added later must have a default and be written only if it is set.
+WRITTEN_BEFORE = """
+{"model": "moe", "from_config": null, "train_tokenizer": 300, "untie": false, "head_shift": 0.0, "method": "ce", "coef": 0.0,
+ "target": null, "gain_beta": 0.01, "seed": 1, "texts": ["text.txt"], "corpus": null, "text_field": "text", "blocks": null,
+ "offset": 0, "valid_texts": [], "valid_blocks": 6, "valid_offset": null, "block_size": 24, "bos": "auto", "steps": 8,
+ "warmup": 0, "lr": 0.003, "lr_floor": 0.0, "beta1": 0.9, "beta2": 0.95, "eps": 1e-08, "weight_decay": 0.1,
+ "decay": "matrices", "clip": 1.0, "micro_batch": 2, "accumulate": 1, "precision": "fp32", "head": "fused", "adam_every": 4,
+ "thresholds": [10.0, 50.0, 100.0], "spike": 0.5, "diag_coef": 0.0001, "gradient_blocks": 8,
+ "moe": {"top_k": 2, "experts": 4, "layers": 2, "width": 32, "heads": 4, "expert_width": 16, "tokenizer": null,
+  "load_balance": 0.01, "router": "active_route_sum:matched", "router_coef": 0.1, "router_target": null,
+  "capacity_factor": 1.5},
+ "schema": "zloss.train-config/1",
+ "data": {"train": {"name": "text.txt", "blocks": 1201, "offset": 0, "tokens": 28824, "fingerprint": "42d01fd8e09ea45c",
+   "files": [{"name": "text.txt", "bytes": 40827, "sha256": "6964a894"}]},
+  "valid": {"name": "text.txt", "blocks": 6, "offset": 1201, "tokens": 144, "fingerprint": "226ac0fd0a689302",
+   "files": [{"name": "text.txt", "bytes": 40827, "sha256": "6964a894"}]}},
+ "initial_weights": "seed"}
+"""
 
 
 @pytest.mark.parametrize("record", [DENSE, EXPERTS])
@@ -32,6 +51,13 @@ def test_what_is_written_is_read(record: RunConfig, tmp_path: Path) -> None:
     unset = {"optimizer_state", "tokenizer", "coef_until", *(["moe"] if record is DENSE else [])}
     assert set(data) == ({field.name for field in fields(TrainConfig)} | others) - unset
     assert data["data"]["train"]["files"] == FILES
+
+
+def test_files_of_an_older_version_open_and_are_written_alike() -> None:
+    before = json.loads(WRITTEN_BEFORE)
+    record = RunConfig.from_dict(before)
+    assert (record.config.lr, record.config.moe and record.config.moe.width) == (3e-3, 32)
+    assert record.to_dict() == before
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ AREAS = {
         "tests/head/test_centering.py",
         "tests/head/triton/test_availability.py",
         "tests/head/triton/test_interpreted.py::test_interpreted[check_kernels]",
+        "tests/head/triton/test_interpreted.py::test_interpreted[check_compile]",
     ),
     "routers": ("tests/router",),
     "statistics": ("tests/measure/test_tokens.py", "tests/measure/test_token_pass.py"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -199,28 +200,33 @@ def _applied_scale(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Measured
 
 
 def measure_model_router_scale(
-    model: nn.Module, batch: dict[str, Tensor], *, coef: float = 1.0, mask: LayerTensors | None = None
+    model: nn.Module,
+    batch: dict[str, Tensor],
+    *,
+    coef: float = 1.0,
+    attribute: str = COEF_ATTRIBUTE,
+    mask: LayerTensors | None = None,
+    target: float | Literal["fit"] = "fit",
+    seed: int = 0,
 ) -> MeasuredScale:
     """What a Hugging Face model's own router Z-loss applies: its coefficient is set to `coef` and to 0 in turn.
 
-    `batch` holds the model's inputs with labels. The coefficient is restored afterwards.
+    `batch` holds the model's inputs with labels. The coefficient is the model's attribute `attribute`, restored afterwards.
     """
     routers = find_routers(model)
-    if not hasattr(model, COEF_ATTRIBUTE):
-        raise InputError(
-            f"{type(model).__name__} has no attribute {COEF_ATTRIBUTE!r}: its loss includes no router Z-loss."
-        )
+    if not hasattr(model, attribute):
+        raise InputError(f"{type(model).__name__} has no attribute {attribute!r}: its loss includes no router Z-loss.")
     parameters = [
         p for router in routers.modules for p in router.module.parameters() if p.requires_grad and p.ndim == 2
     ]
 
     def loss(value: float) -> Tensor:
-        before = getattr(model, COEF_ATTRIBUTE)
-        setattr(model, COEF_ATTRIBUTE, value)
+        before = getattr(model, attribute)
+        setattr(model, attribute, value)
         try:
             found = model(**batch, output_router_logits=True).loss
         finally:
-            setattr(model, COEF_ATTRIBUTE, before)
+            setattr(model, attribute, before)
         if not isinstance(found, Tensor):
             raise MissingInputError("the model returned no loss: `batch` needs labels.")
         return found
@@ -230,7 +236,9 @@ def measure_model_router_scale(
             model(**batch)
         return collected
 
-    return measure_router_scale(lambda: loss(coef), lambda: loss(0.0), logits, parameters, coef=coef, mask=mask)
+    return measure_router_scale(
+        lambda: loss(coef), lambda: loss(0.0), logits, parameters, coef=coef, mask=mask, target=target, seed=seed
+    )
 
 
 def router_gradient_share(

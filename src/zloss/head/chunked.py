@@ -488,6 +488,7 @@ def chunks(
             centered_CD=centered_CD,
             logit_scale=scale,
         )
+        del centered_CD  # [C, D], not needed while the caller uses the chunk
         if hidden_CD is None:
             check_mean(sums.mean_logit_C, valid_C, options)
         # Under softcap the mean logit is not a valid coordinate and is not reported, but label smoothing uses it.

@@ -114,14 +114,17 @@ class TritonRows:
         numbers = row_statistics(z_CV, index_C, vocab, 1.0, self._softcap)
         row_max, total, square, logit_sum, target, drop_C = numbers.unbind()
         norm_C = square.sqrt() if needs.norm else None
-        sums = RowSums(row_max, total, target, norm_C, drop_C, logit_sum / vocab if needs.mean else None)
+        mean_C = logit_sum / vocab if needs.mean else None
+        sums = RowSums(row_max, total, target, norm_C, drop_C, mean_C)
         # The kernels write an E of 0 where m is not finite; a row of NaN may have a finite one.
         anchor_C = torch.where(has_exp(sums), row_max, torch.nan)
         if narrow_CV is not None:
             max_index_C = narrow_exp_(z_CV, narrow_CV, anchor_C, self.plan.exp_scale, 1.0, self._softcap)
-            return RowPass(sums._replace(max_index_C=max_index_C), narrow_CV, z_CV)
+            # Not `sums._replace`, which torch.compile of torch 2.8 does not trace.
+            return RowPass(RowSums(row_max, total, target, norm_C, drop_C, mean_C, max_index_C), narrow_CV, z_CV)
         if needs.argmax:
-            sums = sums._replace(max_index_C=final_argmax(z_CV, 1.0, self._softcap))
+            max_index_C = final_argmax(z_CV, 1.0, self._softcap)
+            sums = RowSums(row_max, total, target, norm_C, drop_C, mean_C, max_index_C)
         e_CV = buffers_BCV[1].copy_(z_CV) if self._keep else z_CV
         exp_rows_(e_CV, anchor_C, self._softcap)
         return RowPass(sums, e_CV, z_CV)

@@ -80,7 +80,7 @@ class HookHandle:
         for hook in self._hooks:
             hook.remove()
         for holder, name, before in self._replaced:
-            delattr(holder, name)
+            vars(holder).pop(name, None)  # somebody else may have removed it already
             if before is not None:  # an attribute of the instance, not of its class
                 setattr(holder, name, before)
         self._hooks.clear()

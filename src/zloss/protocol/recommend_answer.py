@@ -33,7 +33,7 @@ from zloss.results.comparison import Comparison, Verdict
 from zloss.results.decision import Decision
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.provenance import Provenance, without_folders
-from zloss.results.recommendation import Arm, ArmResult, Paste, Recommendation, Tested
+from zloss.results.recommendation import PASSES, Arm, ArmResult, Paste, Recommendation, Tested
 from zloss.results.router import RouterScaleTable
 from zloss.results.run_config import MU_CENTERING, MU_LOSS
 from zloss.train.finished import FinishedRun
@@ -235,7 +235,7 @@ def _arm_results(trials: Trials) -> tuple[ArmResult, ...]:
                 *found.key,
                 state="passed" if found.passes else "not passed",
                 stages=() if arm is None else arm.stages,
-                reason=found.objection or "passes selection",
+                reason=found.objection or PASSES,
                 note="read from the runs of CE" if arm is None else arm.note,
                 delta_ce=found.delta_ce,
                 ratio=found.ratio,

@@ -5,8 +5,9 @@ The plan is written once, before the first run, and read again when an interrupt
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from zloss.results.comparison import Verdict, VerdictName, method_label
 from zloss.results.decision import ActionVerdict, Decision
@@ -94,6 +95,8 @@ class RecommendPlan(ResultRecord):
 
 Level = Literal["confirmed here", "direction only", "undecided"]
 ArmState = Literal["passed", "not passed", "stopped", "left out"]
+PASSES = "passes selection"
+"""Reason of an arm that passed."""
 NOT_TESTED = "longer training and other scales were not tested"
 
 
@@ -217,3 +220,31 @@ class Recommendation(ResultRecord):
     """Confirming seeds that were added after an earlier answer of the same folder; absent without any."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of a newer version."""
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Self:
+        """The record of a parsed file; states of arms from before 0.3 are converted to the current ones."""
+        # A file too damaged for that raises an error that names the key.
+        with suppress(TypeError, KeyError):
+            data = _with_current_states(data)
+        return super().from_dict(data)
+
+
+def _with_current_states(data: dict[str, Any]) -> dict[str, Any]:
+    """Before 0.3 the arm that went on to confirmation was "chosen", whether it had passed or not, and others "failed"."""
+    if not any(arm["state"] in ("chosen", "failed") for arm in data["arms"]):
+        return data
+    arms, confirmation = [], []
+    for arm in data["arms"]:
+        if arm["state"] in ("chosen", "passed", "failed"):
+            key = arm["method"], arm["coef"]
+            carried = arm["state"] == "chosen" or key == (data["objective"], data["coef"])
+            verdicts = [one for one in data["confirmation"] if carried and (one["method"], one["coef"]) == key]
+            passed = arm["state"] == "passed" or arm["reason"] == PASSES
+            confirmation += verdicts
+            arm = arm | {
+                "state": "passed" if passed else "not passed",
+                "confirmed": verdicts[0]["verdict"] if verdicts else None,
+            }
+        arms.append(arm)
+    return data | {"arms": arms, "confirmation": confirmation}

@@ -78,15 +78,19 @@ def rejudge(folder: Path, recipe: Recipe[Any]) -> Reproduction:
     return _evaluated(recipe, record.profile, record.config, kept, record.provenance)
 
 
+NOT_MEASURED = "not measured in this run"
+
+
 def kept_table(recipe: Recipe[Any], record: ReproductionRecord) -> Table:
-    """The lines of a kept result."""
+    """The lines of a kept result; a column that the recipe has gained since was not measured."""
+    unmeasured = {column: NOT_MEASURED for column in recipe.columns if column not in record.columns}
     keys = () if recipe.paper is None else tuple(recipe.paper.table.lines[0].key)
     table = Table(
         tuple(
             Line(
                 key=line.key(record.columns),
                 cells=cells_of(line.numbers(record.columns)),
-                reasons=line.reasons,
+                reasons=line.reasons | unmeasured,
                 deviations=line.deviations,
                 beside={name: line.beside[name] for name in keys if name in line.beside} if line.beside else {},
             )

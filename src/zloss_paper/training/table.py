@@ -161,7 +161,9 @@ def _metric(run: FinishedRun, column: str) -> float:
 
 def with_each_run(table: Table, details: Mapping[str, Any]) -> Table:
     """The lines with the numbers of their runs, which `details` has line by line, seed by seed."""
-    records = details["runs"]
+    records = details.get("runs", ())
+    if not table.lines or not records or len(records) % len(table):
+        return table
     seeds = len(records) // len(table)
     lines = []
     for place, line in enumerate(table):

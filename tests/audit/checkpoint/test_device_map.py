@@ -14,6 +14,8 @@ from tests.tiny_models import save_model
 from zloss.audit.checkpoint import run
 from zloss.audit.checkpoint.run import run_audit
 from zloss.cli.main import main
+from zloss.errors import InputError
+from zloss.jobs import Job
 from zloss.measure.measurement import measurement_of
 from zloss.models.checkpoint import is_offloaded, load_checkpoint, model_fingerprint, weight_fingerprint
 from zloss.models.output_head import find_head
@@ -75,6 +77,12 @@ def test_a_model_that_fits_has_every_section(folders: dict[str, Path], text: Pat
     assert placed.gradient == want.gradient
     assert placed.tied_paths == want.tied_paths
     assert placed.heads == want.heads
+
+
+def test_several_processes_refuse_a_device_map_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Job, "together", lambda job, make, *args: make(*args))
+    with pytest.raises(InputError, match=r"`device_map` places one model .* there are 2 processes"):
+        run.run_audit_of(Job(0, 2), dataclasses.replace(CONFIG, device_map="auto"))
 
 
 def test_the_command_takes_the_option(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:

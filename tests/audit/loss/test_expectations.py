@@ -67,16 +67,17 @@ def test_log_v_could_not_be_expected_by_its_name(word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "target", "words"),
+    ("loss", "expect", "words"),
     [
-        (constant_target, "log_v", "c does not follow log V"),
+        # A target may be expected without a coefficient.
+        (constant_target, {"target": "log_v"}, "c does not follow log V"),
+        (constant_target, {"target": 6.0}, "^(?!.*log_v)"),
         # A number for log V was rejected without the vocabulary of the probe.
-        (follows_log_v, math.log(512), "V is 96 here.*'log_v'"),
-        (constant_target, 6.0, "^(?!.*log_v)"),
+        (follows_log_v, {"coef": 1e-4, "target": math.log(512)}, "V is 96 here.*'log_v'"),
     ],
 )
-def test_another_target_than_the_expected_one_is_named(loss: Any, target: float | str, words: str) -> None:
-    one = finding(loss, "differs_from_expected", expect={"coef": 1e-4, "target": target})
+def test_another_target_than_the_expected_one_is_named(loss: Any, expect: dict[str, Any], words: str) -> None:
+    one = finding(loss, "differs_from_expected", expect=expect)
     assert one.verdict == "finding"
     assert re.search(words, one.sentence)
 
