@@ -219,7 +219,7 @@ class TrainConfig(TextOptions):
     optimizer_state: Annotated[str | None, Option(metavar="FILE")] = field(
         default=None, metadata=written_with("optimizer_state")
     )
-    """Adam state to resume from (`optimizer.pt` from transformers, or a saved `state_dict`). Default: a fresh one."""
+    """Adam state to start from (`optimizer.pt` from transformers, or a saved `state_dict`). Default: a fresh one."""
 
     adam_every: int = 50
     """Steps between samples of the Adam state."""
