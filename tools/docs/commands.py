@@ -44,7 +44,7 @@ def commands() -> str:
         "the version. "
         "Lists are separated by commas (`--seeds 1,2`); `--text` may be repeated; MODEL comes before `--text`.",
         table(
-            ("command", "what it answers"),
+            ("command", "what it does"),
             ((f"[`{name}`](#zloss-{name})", summary) for name, (_, summary) in COMMANDS.items()),
         ),
         "## Exit codes",

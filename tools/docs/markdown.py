@@ -23,10 +23,7 @@ def table(titles: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def sentence(text: str) -> str:
     """`text` with a capital letter and a full stop; symbols and settings at the start keep their case."""
-    word = text.partition(" ")[0]
-    first = (
-        text[:1].upper()
-        if word[:1].islower() and word.strip(",:").replace("-", "").isalpha() and len(word) > 1
-        else text[:1]
-    )
+    word = text.partition(" ")[0].strip(",:").replace("-", "")
+    in_words = word[:1].islower() and word.isalpha() and word.isascii() and len(word) > 1
+    first = text[:1].upper() if in_words else text[:1]
     return f"{first}{text[1:]}" if text.endswith((".", "?")) else f"{first}{text[1:]}."

@@ -43,7 +43,7 @@ class AuditConfig(TextOptions):
     """Rows of the head that are included in log Z, μ, w̄ and c: a number, or 'tokenizer' for the tokenizer's length.
     Default: all."""
     diag_coef: float = 1e-4
-    """λ_diag of Diag Z and of the gradient section."""
+    """λ_diag, the coefficient at which Diag Z and the gradients are measured."""
     gain_beta: float = 1e-2
     """β of the gain-aware penalty whose effect is estimated: its weight is 1/(1 + β A²)."""
     coef: float = 1e-4

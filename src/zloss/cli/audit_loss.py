@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AuditLoss:
-    """Probe a loss function as a black box: λ, c, coordinate and denominators from its gradients, and a verdict on each
-    known trap. The exit code is 1 if any finding is an error.
+    """Audit a loss function as a black box: recover λ and c of its Z-loss λ(log Z − c)², the coordinate and the denominators
+    from its gradients, and check it for known mistakes. The exit code is 1 if any finding is an error.
 
     Example: zloss audit-loss my_loss.py:my_loss --coef 1e-4 --target 0
     """

@@ -27,16 +27,16 @@ DONE, FAILED_CHECK, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
 
 COMMANDS = {
     "audit": ("audit", "What Z-loss would do to a checkpoint: the main job."),
-    "audit-loss": ("audit_loss", "What a loss really injects: λ, c, coordinate, denominators."),
+    "audit-loss": ("audit_loss", "What a loss really trains: its λ, c, coordinate and denominators."),
     "audit-implementation": ("audit", "What 16-bit logits, kernels and fp16 do to CE + Z on a model."),
     "router-scale": ("audit", "What a router coefficient means under every convention."),
-    "train": ("train", "The same training under several methods, everything else equal."),
+    "train": ("train", "Train one model under several methods, everything else equal."),
     "compare": ("train", "Matched runs side by side: paired differences, accepted or rejected."),
-    "recommend": ("protocol", "Which Z-loss, if any, for one model: audit, matched runs, answer."),
-    "center": ("protocol", "The row-centered head as a checkpoint that anyone can load."),
+    "recommend": ("protocol", "Which Z-loss, if any, helps a model: audit, matched runs, answer."),
+    "center": ("protocol", "Remove the common shift from a checkpoint's output head."),
     "drift": ("protocol", "Checkpoints of one run: what moved while cross-entropy did not."),
-    "report": ("report", "Tables, page and figures from results; several audits side by side."),
-    "reproduce": ("reproduce", "A table of the paper: our rows next to the paper's, its claims checked."),
+    "report": ("report", "Tables, page and figures of results; several audits side by side."),
+    "reproduce": ("reproduce", "Rerun a table of the paper and check the paper's claims about it."),
     "glossary": ("report", "What a symbol or a key means."),
 }
 """Name → module and summary."""

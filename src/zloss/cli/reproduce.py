@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Run the recipe of a table of the paper: our rows next to the paper's, and a verdict on each of its claims. The exit
-    code is 1 if a claim fails on what was run; the smoke profile checks no claims."""
+    """Rerun a table of the paper: print our rows next to the paper's, and check the paper's claims on ours. The exit code is 1
+    if a claim does not hold; the smoke profile checks no claims."""
 
     labels: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="LABEL")] = ()
     """Labels as --list shows them, e.g. tab:pretrained; several share their audits and training runs. `all`: every one."""
     list_: Annotated[bool, tyro.conf.arg(name="list")] = False
     """List the labels and exit."""
     profile: Literal["paper", "cpu", "smoke"] = "cpu"
-    """paper: the paper's models, corpora, token counts and seeds; cpu: offline, audits on SmolLM2 in minutes, training on a
-    separate small model in about an hour for all tables; smoke: seconds."""
+    """paper: the paper's models, corpora, token counts and seeds; cpu: offline, audits on SmolLM2 in minutes, training on
+    separate small models in two to three hours for all tables; smoke: seconds."""
     model: Annotated[tuple[str, ...], Option(metavar="MODEL", repeated=True)] = ()
     """Models instead of the profile's: a folder in the Hugging Face format, an id or a GGUF file; NAME=FOLDER for a local
     copy of one of the paper's models, NAME alone to select one. Repeat to append."""

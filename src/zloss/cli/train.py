@@ -54,7 +54,7 @@ class Train:
     router_coef: Annotated[tuple[float, ...], Option(comma_separated=True)] = ROUTER_COEFS
     """λ_R of the router Z-losses, with --moe; several values make a sweep."""
     stress: StressName | None = None
-    """A stress setting of the paper: different defaults for --coef, --lr and --clip."""
+    """A stress setting, modeled on the paper's: other defaults for --coef, --lr and --clip."""
     lr: float | None = None
     """Peak learning rate. Default: 5e-05, or the value of the --stress setting."""
     clip: float | None = None
@@ -159,7 +159,7 @@ def _print_wrapped(text: str) -> None:
 
 @dataclass(frozen=True)
 class Compare:
-    """Pair the runs of `zloss train` by seed and every setting, print mean ± std and paired differences, and give each
+    """Pair the runs of `zloss train` by seed and settings, print mean ± std and paired differences, and give each
     method a verdict (accepted, rejected or inconclusive) based on its validation quality, the quantity it is meant to
     lower, and what reaches the optimizer. For runs with --moe, the router variants are compared: scale, entropy, load, and
     how far their losses are from the baseline's.
@@ -173,7 +173,7 @@ class Compare:
     """The reference method; `method:coef` if it was run with several coefficients. Default: ce, or token_layer_mean among
     router variants."""
     tolerance_ppl: float | None = None
-    """How much PPL may rise, in PPL. Default: --quality-tolerance of the baseline's PPL."""
+    """How much PPL may rise, as an absolute number. Default: --quality-tolerance of the baseline's PPL."""
     diagnosed: str | None = None
     """The quantity of the head that every method must lower, instead of its own: p_z_999, mu_abs_99, delta_u_99, diag_z or
     mu_rms. Default: what each method is meant to lower."""

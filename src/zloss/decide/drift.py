@@ -43,8 +43,8 @@ class DriftLimits(Limits):
     """
 
     ppl_tolerance: float = 0.01
-    """CE is still between two checkpoints when the 95 % interval of its paired change stays within this share of PPL: the
-    tolerance of the quality gate."""
+    """CE counts as unchanged between two checkpoints when the 95 % interval of its paired change stays within this share of
+    PPL: the tolerance of the quality gate."""
     least_ratio: float = 0.1
     """A number moves only when it changes by more than this share of the smaller of its two values, after its noise over
     the text is subtracted."""

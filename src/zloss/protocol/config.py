@@ -90,7 +90,7 @@ class DriftConfig(TextOptions):
     """Rows of the head that are included in log Z, μ, w̄ and c: a number, or 'tokenizer' for the tokenizer's length.
     Default: all."""
     diag_coef: float = 1e-4
-    """λ_diag of R_Z."""
+    """λ_diag, the coefficient at which R_Z is measured."""
     gradient_blocks: int = 8
     """Blocks of the diagnostic batch of R_Z; 0 skips it."""
     batch_blocks: int = 4
@@ -188,7 +188,7 @@ class RecommendConfig(TextOptions):
     """Maximum number of arms besides CE, the most informative first. Default: as many as the audit proposes and the budget
     allows."""
     tolerance_ppl: float | None = None
-    """How much PPL may rise, in PPL. Default: 1 % of the PPL of CE."""
+    """How much PPL may rise, as an absolute number. Default: 1 % of the PPL of CE."""
     precision: StackPrecision = "fp32"
     """Precision of your training stack. bf16: the runs use bf16 autocast. bf16 and fp16: logits stored in that dtype are
     audited. fp16: the runs are in fp32."""

@@ -142,7 +142,7 @@ WORDS = (
     ),
     (
         "budget",
-        "the largest R_Z that is advised, `r_z_budget`, 5 % unless set; the limit of λ is where the larger R_Z meets it",
+        "the largest R_Z we advise (`r_z_budget`, 5 % by default); the limit of λ is where R_Z of head or model meets it",
     ),
     ("bits of logit precision", "log₂ of the 16-bit error of the raw head over that of the centered head"),
     (

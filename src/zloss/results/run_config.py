@@ -160,7 +160,7 @@ class TrainConfig(TextOptions):
     model from scratch uses it instead of training one."""
     head_shift: float = 0.0
     """Shift the untied head until p99 |μ| on the first training blocks is about this, in nats; cross-entropy does not
-    change. A controlled probe."""
+    change. For experiments on large common shifts."""
 
     method: Annotated[str, NotAnOption] = "ce"
     """Name of a registered objective, or `mu-loss` or `mu-centering`."""
@@ -214,12 +214,12 @@ class TrainConfig(TextOptions):
     precision: Precision = "fp32"
     """bf16 autocast or fp32; the weights are fp32 in either case."""
     head: HeadKind = "fused"
-    """fused: logits are never kept. paper: materialized logits in the autocast dtype, centered by their fp32 shift."""
+    """fused: logits are never stored. paper: materialized logits in the autocast dtype, centered by their fp32 shift."""
 
     optimizer_state: Annotated[str | None, Option(metavar="FILE")] = field(
         default=None, metadata=written_with("optimizer_state")
     )
-    """Adam state to resume from (`optimizer.pt` from transformers, or a saved `state_dict`). Default: a fresh one."""
+    """Adam state to start from (`optimizer.pt` from transformers, or a saved `state_dict`). Default: a fresh one."""
 
     adam_every: int = 50
     """Steps between samples of the Adam state."""
@@ -228,7 +228,7 @@ class TrainConfig(TextOptions):
     spike: float = 0.5
     """Rise of the loss from one step to the next that counts as a spike, in nats."""
     diag_coef: float = 1e-4
-    """λ_diag of Diag Z and of the gradient section."""
+    """λ_diag, the coefficient at which Diag Z and the gradients are measured."""
     gradient_blocks: int = 8
     """Validation blocks of the gradient section; 0 skips it."""
 

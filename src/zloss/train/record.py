@@ -66,7 +66,7 @@ class RecordOptions:
     gradient_blocks: int = 8
     """Validation blocks of the gradient section; 0 skips it."""
     diag_coef: float = 1e-4
-    """λ_diag of Diag Z and of the gradient section."""
+    """λ_diag, the coefficient at which Diag Z and the gradients are measured."""
     thresholds: tuple[float, ...] = THRESHOLDS
     """Thresholds τ of the event rates Φ_τ."""
     spike: float = SPIKE
