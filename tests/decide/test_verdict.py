@@ -37,6 +37,11 @@ def blocks_of(rng: np.random.Generator, scale: dict[str, float], ce: float = 3.0
         values = rng.lognormal(1, 0.5, (BLOCKS, SIZE)) * scale.get(name, 1.0)
         threshold = np.quantile(values, 0.9)
         tails[name] = tuple(tuple(row[row > threshold].tolist()) for row in values)
+    for coordinate in ("raw", "centered"):
+        values = rng.normal(10, 1, (BLOCKS, SIZE)) * scale.get(f"log_z.{coordinate}", 1.0)
+        for name, signed in (("log_z", values), ("minus_log_z", -values)):
+            threshold = np.quantile(signed, 0.9)
+            tails[f"{name}.{coordinate}"] = tuple(tuple(row[row > threshold].tolist()) for row in signed)
     for name in ("shift_squared.raw", "violation_squared.centered"):
         means[name] = tuple((rng.normal(10, 0.1, BLOCKS) * scale.get(name, 1.0)).tolist())
     base = np.linspace(-0.5, 0.5, BLOCKS) + ce
@@ -61,10 +66,10 @@ def pairs_of(
 
 
 def lowered(
-    method: str, scale: dict[str, float], diagnosed: str | None = None, *, seeds: int = 3, other_target: bool = False
+    method: str, scale: dict[str, float], diagnosed: str | None = None, *, seeds: int = 3, target: float | None = None
 ) -> VerdictPart:
     pairs = pairs_of(method, scale, seeds=seeds)
-    return coordinate_part(method, 1e-3, pairs, (), diagnosed, other_target=other_target)
+    return coordinate_part(method, 1e-3, pairs, (), diagnosed, target=target)
 
 
 @pytest.mark.parametrize(
@@ -120,11 +125,30 @@ def test_quality_is_read_block_by_block_and_needs_two_seeds() -> None:
     assert lowered("standard", {"violation.raw": 0.1}, seeds=1).state == "open"
 
 
-def test_another_target_and_an_unkept_quantity_are_open() -> None:
-    moved = lowered("standard", {"violation.raw": 0.1}, other_target=True)
+@pytest.mark.parametrize("method", ["standard", "centered"])
+def test_runs_with_another_target_are_evaluated_at_it(method: str) -> None:
+    """Runs with c = 0, the target of most codebases, had no verdict: validation kept |log Z − log V| only."""
+    own = "log_z.centered" if method == "centered" else "log_z.raw"
+    lower, higher = (lowered(method, {own: scale, "violation.raw": 2.0 - scale}, target=0.0) for scale in (0.8, 1.2))
+    assert (lower.state, higher.state) == ("holds", "fails")
+    assert "at c = 0" in lower.reason
+    assert lowered(method, {own: 0.8}, target=50.0).state == "fails"  # farther from 50
+
+
+def test_another_target_is_open_where_it_was_not_validated() -> None:
+    assert [lowered(method, {}, target=0.0).state for method in ("factorized", "gain-aware")] == ["open", "open"]
+    assert lowered("centered-head", {"shift.centered": 1e-6}, target=0.0).state == "holds"
+    pairs = [
+        (replace(base, validation_blocks=replace(base.validation_blocks, tails={})), run)
+        for base, run in pairs_of("standard", {})
+    ]
+    assert "run them again" in coordinate_part("standard", 1e-3, pairs, target=0.0).reason
+
+
+def test_an_unkept_quantity_is_open() -> None:
     unkept = lowered("standard", {}, "a_p_99")
     stated = lowered("standard", {"shift.raw": 0.5}, "mu_abs_99")
-    assert [part.state for part in (moved, unkept, stated)] == ["open", "open", "holds"]
+    assert [part.state for part in (unkept, stated)] == ["open", "holds"]
     assert coordinate_part("ce", 0.0, pairs_of("ce", {})) is None
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from zloss.decide.intervals import violations
+from zloss.errors import InputError
 from zloss.measure.measurement import Measurement
 from zloss.measure.tokens import DRIFT_TAILS, RUN_TAILS, block_values
 from zloss.results.record import from_plain, to_plain
@@ -57,8 +60,35 @@ def test_drift_keeps_the_gain_instead_of_the_hidden_source() -> None:
     values = torch.rand(BLOCKS * SIZE, generator=torch.Generator().manual_seed(1)).double()
     assert set(recorded(values, values, tails=DRIFT_TAILS).tails) == {"violation.raw", "shift.raw", "gain.raw"}
     assert set(recorded(values, values).tails) == {
-        f"{name}.raw" for name in ("violation", "shift", "delta_u", "delta_u_gain_aware")
+        f"{name}.raw" for name in ("violation", "log_z", "minus_log_z", "shift", "delta_u", "delta_u_gain_aware")
     }
+
+
+@pytest.mark.parametrize("target", [-9.0, 0.0, 0.3, 9.0])
+@pytest.mark.parametrize("size", [3, SIZE], ids=["every value is kept", "the largest are kept"])
+def test_the_tail_at_any_target_follows_from_both_ends_of_log_z(target: float, size: int) -> None:
+    log_z = -torch.randn(BLOCKS * SIZE, generator=torch.Generator().manual_seed(2)).double()
+    blocks = recorded(-log_z, torch.ones(BLOCKS * SIZE))
+    if size < SIZE:  # as many values of each end as there are tokens: every token is at both
+        rows = log_z.view(BLOCKS, SIZE)[:, :size].tolist()
+        both = {"log_z.raw": rows, "minus_log_z.raw": [[-value for value in row] for row in rows]}
+        tails = {name: tuple(map(tuple, values)) for name, values in both.items()}
+        blocks, log_z = ValidationBlocks((size,) * BLOCKS, blocks.ce, 500, tails), log_z.view(BLOCKS, SIZE)[:, :size]
+    distances = np.sort((log_z - target).abs().flatten().numpy())
+    found = violations(blocks, "raw", target)
+    assert found is not None
+    kept = np.sort(np.concatenate([np.array(block) for block in found.values]))
+    assert len(kept) >= min(500, BLOCKS * size) - 1
+    assert kept == pytest.approx(distances[-len(kept) :], abs=1e-5)
+    assert violations(replace(blocks, tails={}), "raw", target) is None
+
+
+def test_only_log_z_may_be_negative() -> None:
+    assert ValidationBlocks((2,), (1.0,), 2, {"log_z.raw": ((-1.0,),)}).tails
+    with pytest.raises(
+        InputError, match=r"`tails\.violation\.raw` is expected to have no negative value, but has -1\.0"
+    ):
+        ValidationBlocks((2,), (1.0,), 2, {"violation.raw": ((-1.0,),)})
 
 
 def test_a_nonfinite_token_leaves_its_block_without_a_mean() -> None:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from zloss.errors import MissingDependencyError
 from zloss.results.comparison import State
-from zloss.results.run_metrics import ValidationBlocks
+from zloss.results.run_metrics import LOG_Z, MINUS_LOG_Z, ValidationBlocks
 
 LEVEL = 0.95
 MOST_GROUPS = 32
@@ -170,6 +170,27 @@ def block_values(blocks: ValidationBlocks | None, key: str, *, tail: bool) -> Bl
     means = blocks.means.get(key, ())
     known = tuple((mean,) for mean in means if mean is not None)
     return BlockValues(known, blocks.tokens) if known and len(known) == len(means) else None
+
+
+def violations(blocks: ValidationBlocks | None, coordinate: str, target: float) -> BlockValues | None:
+    """The tail of |log Z − c| for any c, from the tails of log Z and −log Z; None if the run does not have them."""
+    tails = {} if blocks is None else blocks.tails
+    high_B, low_B = tails.get(f"{LOG_Z}.{coordinate}"), tails.get(f"{MINUS_LOG_Z}.{coordinate}")
+    if blocks is None or high_B is None or low_B is None or not any(high_B):
+        return None
+    least = min(map(min, filter(None, high_B)))
+    greatest = -min(map(min, filter(None, low_B)))
+    # Every token farther from c than this is in one of the tails; one that is in both counts once.
+    kept = max(least - target, target - greatest)
+    values = tuple(
+        tuple(
+            abs(log_z - target)
+            for log_z in (*high, *(-minus for minus in low if -minus < least))
+            if abs(log_z - target) >= kept
+        )
+        for high, low in zip(high_B, low_B, strict=True)
+    )
+    return BlockValues(values, blocks.tokens)
 
 
 def mean_over_tokens(means_B: Sequence[float | None], tokens_B: Sequence[int]) -> float | None:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from zloss.decide.intervals import block_values, paired_interval
+from zloss.decide.intervals import BlockValues, block_values, paired_interval, violations
 from zloss.decide.thresholds import Thresholds
 from zloss.decide.verdict_parts import (
     RUN_AGAIN,
@@ -41,7 +41,7 @@ from zloss.results.run_metrics import (
 
 DIAGNOSED = "p_z_999"
 """Quantity of `delta_diagnosed` unless another one is requested."""
-CE, STANDARD, GAIN_AWARE, CENTERED_HEAD = "ce", "standard", "gain-aware", "centered-head"
+CE, STANDARD, FACTORIZED, GAIN_AWARE, CENTERED_HEAD = "ce", "standard", "factorized", "gain-aware", "centered-head"
 LOWER_THE_SHIFT = (CENTERED_HEAD, MU_LOSS, MU_CENTERING)
 """Methods that have to lower |μ|."""
 OUTCOMES: dict[State, tuple[VerdictName, bool | None]] = {
@@ -59,13 +59,13 @@ def method_verdict(
     *,
     standard: Sequence[RunMetrics] = (),
     diagnosed: str | None = None,
-    other_target: bool = False,
+    target: float | None = None,
     thresholds: Thresholds | None = None,
 ) -> Verdict:
     """The verdict on one method of a comparison, which states a tolerance, from `pairs` of its runs and the baseline's.
 
     `standard`: the runs of Standard at the method's λ. `diagnosed` replaces what the method is meant to lower.
-    `other_target`: the runs have a target other than log V.
+    `target`: c of the runs; None is log V.
     """
     if not pairs or method.paired is None:
         reason = "no run of this method shares a seed with the baseline"
@@ -80,7 +80,7 @@ def method_verdict(
     if comparison.router is not None:
         coordinate = _router_scale(comparison, method, limits)
     else:
-        coordinate = coordinate_part(method.method, method.coef, pairs, standard, diagnosed, other_target=other_target)
+        coordinate = coordinate_part(method.method, method.coef, pairs, standard, diagnosed, target=target)
     parts = VerdictParts(
         coordinate=coordinate,
         quality=quality_part(pairs, tolerance),
@@ -142,7 +142,7 @@ def diagnosed_quantities(method: str, coordinate: Coordinate, baseline: Coordina
     methods: dict[str, tuple[Quantity, ...]] = {
         CE: (),
         **dict.fromkeys(LOWER_THE_SHIFT, (("|μ|", f"{SHIFT}.{coordinate}", f"{SHIFT}.{baseline}", 0.99),)),
-        "factorized": (
+        FACTORIZED: (
             ("μ²", f"{SHIFT_SQUARED}.raw", f"{SHIFT_SQUARED}.raw", None),
             ("(log Z̃ − c)²", squared, squared, None),
         ),
@@ -158,7 +158,7 @@ def coordinate_part(
     standard: Sequence[RunMetrics] = (),
     diagnosed: str | None = None,
     *,
-    other_target: bool = False,
+    target: float | None = None,
 ) -> VerdictPart | None:
     """Does the method lower the quantity that it is meant to lower? None for a method without one.
 
@@ -171,14 +171,13 @@ def coordinate_part(
         name, stem, quantile = STATED[diagnosed]
         key = f"{stem}.{'raw' if stem == SHIFT_SQUARED else run.coordinate}"
         return _quantity_part((name, key, key, quantile), pairs)
-    if other_target:
-        reason = "the runs train with another target, but validation measures |log Z − log V|: only c = log V can be evaluated."
-        return VerdictPart("open", reason)
     quantities = diagnosed_quantities(method, run.coordinate, baseline.coordinate)
+    if target is not None and method in (FACTORIZED, GAIN_AWARE):
+        return VerdictPart("open", f"{method} with c = {target:g} cannot be evaluated: its quantity is validated for c = log V only.")
     if not quantities:
         return None
     if method != GAIN_AWARE:
-        return all_must_hold([_quantity_part(quantity, pairs) for quantity in quantities])
+        return all_must_hold([_quantity_part(quantity, pairs, target) for quantity in quantities])
     references = {run.seed: run for run in standard}
     against = [(references[run.seed], run) for _, run in pairs if run.seed in references]
     if not against:
@@ -186,12 +185,21 @@ def coordinate_part(
     return all_must_hold([*(_quantity_part(quantity, against) for quantity in quantities), _gradient_norm(against)])
 
 
-def _quantity_part(quantity: Quantity, pairs: Pairs) -> VerdictPart:
+def _quantity_part(quantity: Quantity, pairs: Pairs, target: float | None = None) -> VerdictPart:
     name, method_key, reference_key, quantile = quantity
+    stem, _, coordinate = method_key.partition(".")
+    at_target = target if stem == VIOLATION else None
+    if at_target is not None:
+        name = f"{name} at c = {at_target:g}"
+
+    def values(run: RunMetrics, key: str) -> BlockValues | None:
+        if at_target is None:
+            return block_values(run.validation_blocks, key, tail=quantile is not None)
+        return violations(run.validation_blocks, coordinate, at_target)
+
     complete = []
     for reference, run in pairs:
-        before = block_values(reference.validation_blocks, reference_key, tail=quantile is not None)
-        after = block_values(run.validation_blocks, method_key, tail=quantile is not None)
+        before, after = values(reference, reference_key), values(run, method_key)
         if before is not None and after is not None and before.tokens_B == after.tokens_B:
             complete.append((before, after))
     return judge_effect(name, complete if len(complete) == len(pairs) else [], quantile)

@@ -36,6 +36,8 @@ from zloss.results.run_metrics import (
     DELTA_U,
     DELTA_U_GAIN_AWARE,
     GAIN,
+    LOG_Z,
+    MINUS_LOG_Z,
     SHIFT,
     SHIFT_SQUARED,
     VIOLATION,
@@ -56,7 +58,8 @@ FLOATS = (
 HISTOGRAMS: tuple[Quantity, ...] = ("violation", "gain", "shift", "delta_u")
 EXTREMES: tuple[Quantity, ...] = ("violation", "gain")
 """Sort keys of the tables of extreme tokens."""
-RUN_TAILS, DRIFT_TAILS = (VIOLATION, SHIFT, DELTA_U, DELTA_U_GAIN_AWARE), (VIOLATION, SHIFT, GAIN)
+RUN_TAILS = (VIOLATION, LOG_Z, MINUS_LOG_Z, SHIFT, DELTA_U, DELTA_U_GAIN_AWARE)
+DRIFT_TAILS = (VIOLATION, SHIFT, GAIN)
 """The quantities whose largest values are kept by block: for runs, and for checkpoints of one run."""
 BINS = 256
 
@@ -166,12 +169,22 @@ def concatenated(parts: Sequence[Columns]) -> dict[str, Array]:
 _quietly = np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
 
+_STORED = {
+    "shift": "mu",
+    "violation": "log_z",
+    "minus_log_z": "log_z",
+    "delta_z": "log_z",
+    "delta_u_gain_aware": "delta_u",
+}
+"""The column that a quantity follows from."""
+
+
 @_quietly
 def quantity(columns: Columns, name: str, coordinate: Coordinate, measurement: Measurement) -> Array | None:
     """A column in one coordinate, or a quantity that follows from columns; None if it needs a μ that does not exist."""
 
     suffix = "" if coordinate == "raw" else "_centered"
-    stored = {"shift": "mu", "violation": "log_z", "delta_z": "log_z", "delta_u_gain_aware": "delta_u"}.get(name, name)
+    stored = _STORED.get(name, name)
     column = columns.get(f"{stored}{suffix}")
     if column is None or stored == name:
         return column
@@ -179,6 +192,8 @@ def quantity(columns: Columns, name: str, coordinate: Coordinate, measurement: M
         return np.abs(column)
     if name == "delta_u_gain_aware":
         return np.asarray(column / (1 + measurement.gain_beta * columns[f"gain{suffix}"] ** 2))
+    if name == "minus_log_z":
+        return np.negative(column)
     violation = np.abs(column - measurement.target)
     return np.asarray(violation if name == "violation" else 2 * measurement.coef * violation * columns["p_norm"])
 

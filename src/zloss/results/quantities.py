@@ -228,6 +228,7 @@ TOKENS = _table("""
     block ; block ; index of the block that contains the token
     position ; position ; index of the prediction inside its block, from 0
     violation ; |log Z − c| ; distance of the log-normalizer from its target ; nat ; per token ; eq:zloss
+    minus_log_z ; −log Z ; the log-normalizer with the other sign: its tail is the lower end of log Z ; nat ; per token ; eq:zloss
     shift ; |μ| ; size of the common shift ; nat ; per token ; eq:centered_raw
     shift_squared ; μ² ; square of the common shift ; nat² ; per token ; eq:centered_raw
     violation_squared ; (log Z − c)² ; squared distance from the target ; nat² ; per token ; eq:zloss

@@ -20,7 +20,9 @@ from zloss.results.record import COSINE, NATS, NOT_NEGATIVE, ROUNDING, SHARE, Re
 from zloss.results.steps import StepEndpoints
 
 VIOLATION = "violation"
-"""|log Z − c|; the coordinate is appended, as in `violation.raw`, here and to the next three."""
+"""|log Z − c| of c = log V; the coordinate is appended, as in `violation.raw`, here and to the next five."""
+LOG_Z, MINUS_LOG_Z = "log_z", "minus_log_z"
+"""log Z and −log Z: |log Z − c| of any c is large only where one of them is."""
 SHIFT = "shift"
 """|μ|; centered: the measured residual."""
 DELTA_U = "delta_u"
@@ -51,8 +53,9 @@ class ValidationBlocks:
     """Mean cross-entropy of each block, in nats per token; None if one of its tokens is not finite."""
     kept: int = field(default=0, metadata=NOT_NEGATIVE)
     """K: values kept of every tail."""
-    tails: dict[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict, metadata=NOT_NEGATIVE)
-    """Quantity and coordinate (`violation.raw`) → for each block its values among the K largest, largest first."""
+    tails: dict[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
+    """Quantity and coordinate (`violation.raw`) → for each block its values among the K largest, largest first; at least 0
+    except for `log_z` and `minus_log_z`."""
     means: dict[str, tuple[float | None, ...]] = field(default_factory=dict, metadata=NOT_NEGATIVE)
     """`shift_squared.raw`, `violation_squared.raw` and `violation_squared.centered` → mean over the tokens of each block."""
 
@@ -64,6 +67,10 @@ class ValidationBlocks:
                     f"`{name}` is expected to have one entry for each of the {len(self.tokens)} blocks in `tokens`, but has "
                     f"{length}."
                 )
+        for name, values in self.tails.items():
+            least = min(map(min, filter(None, values)), default=0.0)
+            if least < 0 and name.partition(".")[0] not in (LOG_Z, MINUS_LOG_Z):
+                raise InputError(f"`tails.{name}` is expected to have no negative value, but has {least}.")
         if any(count < 1 for count in self.tokens):
             raise InputError(
                 f"`tokens` is expected to have at least 1 prediction per block, but has {min(self.tokens)}."

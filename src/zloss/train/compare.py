@@ -93,7 +93,7 @@ def compare_runs(
             [(base.record, run.record) for base, run in pairing.pairs],
             standard=[run.record for run in runs if run.key == (STANDARD, pairing.key[1])],
             diagnosed=diagnosed,
-            other_target=pairing.runs[0].config.get("target") is not None,
+            target=pairing.runs[0].config.get("target"),
             thresholds=limits,
         )
         for pairing, method in zip(pairings, comparison.methods, strict=True)
