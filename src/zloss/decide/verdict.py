@@ -173,7 +173,9 @@ def coordinate_part(
         return _quantity_part((name, key, key, quantile), pairs)
     quantities = diagnosed_quantities(method, run.coordinate, baseline.coordinate)
     if target is not None and method in (FACTORIZED, GAIN_AWARE):
-        return VerdictPart("open", f"{method} with c = {target:g} cannot be evaluated: its quantity is validated for c = log V only.")
+        return VerdictPart(
+            "open", f"{method} with c = {target:g} cannot be evaluated: its quantity is validated for c = log V only."
+        )
     if not quantities:
         return None
     if method != GAIN_AWARE:
