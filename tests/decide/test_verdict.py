@@ -132,6 +132,7 @@ def test_runs_with_another_target_are_evaluated_at_it(method: str) -> None:
     lower, higher = (lowered(method, {own: scale, "violation.raw": 2.0 - scale}, target=0.0) for scale in (0.8, 1.2))
     assert (lower.state, higher.state) == ("holds", "fails")
     assert "at c = 0" in lower.reason
+    assert lower.numbers["target"] == 0.0
     assert lowered(method, {own: 0.8}, target=50.0).state == "fails"  # farther from 50
 
 

@@ -173,9 +173,8 @@ def coordinate_part(
         return _quantity_part((name, key, key, quantile), pairs)
     quantities = diagnosed_quantities(method, run.coordinate, baseline.coordinate)
     if target is not None and method in (FACTORIZED, GAIN_AWARE):
-        return VerdictPart(
-            "open", f"{method} with c = {target:g} cannot be evaluated: its quantity is validated for c = log V only."
-        )
+        reason = f"{method} with c = {target:g} cannot be evaluated: its quantity is validated for c = log V only."
+        return VerdictPart("open", reason, {"target": target})
     if not quantities:
         return None
     if method != GAIN_AWARE:
@@ -204,7 +203,8 @@ def _quantity_part(quantity: Quantity, pairs: Pairs, target: float | None = None
         before, after = values(reference, reference_key), values(run, method_key)
         if before is not None and after is not None and before.tokens_B == after.tokens_B:
             complete.append((before, after))
-    return judge_effect(name, complete if len(complete) == len(pairs) else [], quantile)
+    part = judge_effect(name, complete if len(complete) == len(pairs) else [], quantile)
+    return part if at_target is None else replace(part, numbers={**part.numbers, "target": at_target})
 
 
 def _gradient_norm(pairs: Pairs) -> VerdictPart:

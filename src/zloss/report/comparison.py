@@ -278,6 +278,9 @@ def _differences(comparison: Comparison) -> Document:
         f"Method minus {name}, seed by seed, mean ± standard deviation; quantities of the head in the coordinate the method "
         "deploys, for both."
     )
+    coordinates = [verdict.parts.coordinate for verdict in comparison.quality.methods if verdict.parts is not None]
+    if any(part is not None and "target" in part.numbers for part in coordinates):
+        said += " P_Z and Diag Z are measured from c = log V here; a run that trains with another c has its verdict at that c."
     document: Document = []
     if paired:
         document = [Heading("Paired differences", 3), Text(said, "lead"), table(paired, columns, name="numbers")]
