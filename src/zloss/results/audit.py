@@ -15,7 +15,7 @@ from zloss.results.decision import ActionVerdict, Decision, LambdaBudget
 from zloss.results.logprobs import LogprobNoise
 from zloss.results.options import Coordinate, LogitStorage, check_columns
 from zloss.results.provenance import AuditProvenance
-from zloss.results.record import COMPUTED_SHARE, COSINE, NOT_NEGATIVE, ResultRecord
+from zloss.results.record import COMPUTED_SHARE, COSINE, NOT_NEGATIVE, ResultRecord, within
 from zloss.results.router import RouterFindings
 
 NO_INPUT_PATH = "the head is untied: no input path leads to its gradient"
@@ -244,7 +244,7 @@ class ModelInfo:
 
     name: str
     """The model as requested."""
-    vocab: int
+    vocab: int = field(metadata=within(1))
     """V: rows of the head."""
     width: int
     """D: width of the hidden state."""
@@ -256,7 +256,7 @@ class ModelInfo:
     """s in z = s(Wu + b)."""
     softcap: float | None = None
     """Cap of the logits; None without one."""
-    valid_vocab: int | None = None
+    valid_vocab: int | None = field(default=None, metadata=within(1))
     """Rows inside log Z, μ, w̄ and c."""
     rows_beyond_tokenizer: int | None = None
     """Rows of the head that belong to no token."""

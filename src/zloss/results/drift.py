@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from zloss.errors import InputError
 from zloss.results.options import Coordinate
 from zloss.results.provenance import Provenance
-from zloss.results.record import ResultRecord
+from zloss.results.record import ResultRecord, within
 from zloss.results.run_metrics import ValidationBlocks
 
 KEPT_FILE = "kept.json"
@@ -50,7 +50,7 @@ class DriftCheckpoint:
     """The step that its name states."""
     weights: str
     """Checksum of its weights and config."""
-    vocab: int
+    vocab: int = field(metadata=within(1))
     """V: rows of the head."""
     width: int
     """D: width of the hidden state."""

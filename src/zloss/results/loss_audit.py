@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from zloss.results.record import ResultRecord
+from zloss.results.record import ResultRecord, within
 
 Verdict = Literal["pass", "finding", "not_applicable"]
 Severity = Literal["error", "warning", "note"]
@@ -126,7 +126,7 @@ class Identified:
     """The penalized quantity in words; says more than `coordinate` where that is "other"."""
     target_rule: str | None = None
     """ "constant", or "log_v" where c follows the vocabulary; None if no second vocabulary could be probed."""
-    vocab: int | None = None
+    vocab: int | None = field(default=None, metadata=within(1))
     """The V that `target` is stated for."""
     ce_scale: float | None = 1.0
     """Factor on CE / D_ce; None if the gradient could not be explained."""

@@ -139,7 +139,7 @@ def read_run(folder: Path) -> FinishedRun:
     try:
         if missing := sorted(REQUIRED - config.keys()):
             raise InputError(f"`{missing[0]}` is missing.")
-        if config.get("schema") not in RECORDS:
+        if str(config.get("schema")) not in RECORDS:
             raise InputError(f"`schema` is expected to be {' or '.join(RECORDS)}, but is {config.get('schema')!r}.")
         from_plain(RECORDS[config["schema"]], config)
     except InputError as error:
