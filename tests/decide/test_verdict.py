@@ -136,6 +136,13 @@ def test_runs_with_another_target_are_evaluated_at_it(method: str) -> None:
     assert lowered(method, {own: 0.8}, target=50.0).state == "fails"  # farther from 50
 
 
+def test_a_requested_quantity_is_evaluated_at_the_target_or_names_log_v() -> None:
+    """`--diagnosed p_z_999` of runs with c = 0 was that of c = log V, without saying so."""
+    part = lowered("standard", {"log_z.raw": 0.8}, "p_z_999", target=0.0)
+    assert (part.state, part.numbers["target"]) == ("holds", 0.0)
+    assert "‖δ_u‖ at c = log V" in lowered("standard", {}, "delta_u_99", target=0.0).reason
+
+
 def test_another_target_is_open_where_it_was_not_validated() -> None:
     assert [lowered(method, {}, target=0.0).state for method in ("factorized", "gain-aware")] == ["open", "open"]
     assert lowered("centered-head", {"shift.centered": 1e-6}, target=0.0).state == "holds"

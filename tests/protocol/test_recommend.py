@@ -291,6 +291,17 @@ def test_runs_of_another_trainer_give_the_same_answer(plain: Made, model: Path, 
     assert "another trainer" in found.notes[0]
 
 
+def test_recorded_runs_with_another_target_were_answered_with_log_v(plain: Made, model: Path, tmp_path: Path) -> None:
+    """Runs with c = 0 may pass, but the lines to paste train towards log V, which no run had tested."""
+    runs = tmp_path / "runs"
+    shutil.copytree(plain[1] / "runs", runs)
+    for file in runs.glob("*/config.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"target": 0.0}))
+    config = replace(tiny_recommendation(model, max_arms=1), runs=(str(runs),))
+    with pytest.raises(InputError, match=r"trains with a target of 0, .* use `zloss compare` on these runs"):
+        run_recommendation(config, tmp_path / "own")
+
+
 def test_the_plan_alone_has_the_arms_as_settings_and_trains_nothing(
     shifted: Made, shifted_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

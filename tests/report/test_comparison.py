@@ -40,7 +40,7 @@ def test_one_run_and_one_minute_are_singular() -> None:
 
 def test_numbers_next_to_a_verdict_at_another_target_say_which_c_they_use() -> None:
     """Runs with c = 0 that lowered |log Z| stood next to a P_Z that rose."""
-    said, data = "a run that trains with another c has its verdict at that c", json.loads(json.dumps(DATA))
+    said, data = "verdicts at another c say so", json.loads(json.dumps(DATA))
     assert said not in to_markdown(comparison_page(Comparison.from_dict(data)))
     data["quality"]["methods"][0]["parts"]["coordinate"]["numbers"]["target"] = 0.0
     assert said in to_markdown(comparison_page(Comparison.from_dict(data)))

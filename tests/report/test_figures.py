@@ -238,6 +238,15 @@ def test_the_spectrum_gathers_its_energy(report: AuditReport) -> None:
     assert shares == sorted(shares)
 
 
+@pytest.mark.parametrize("factor", [1e-200, 1e200])
+def test_squares_of_singular_values_beyond_fp64_left_a_traceback(report: AuditReport, factor: float) -> None:
+    spectrum = report.figures.spectrum
+    assert spectrum is not None
+    damaged = replace(spectrum, raw=tuple(factor * sigma for sigma in spectrum.raw))
+    _, energy = spectrum_figures(replace(report, figures=replace(report.figures, spectrum=damaged)))
+    assert {row.get("series") for row in rows(energy, "line")} - {None} == {CENTERED}
+
+
 def test_a_head_of_zeros_is_drawn(report: AuditReport) -> None:
     # One bin of the smallest width there is: the histogram of 128 zeros.
     zeros = (0.0,) * 128

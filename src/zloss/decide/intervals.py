@@ -176,20 +176,21 @@ def violations(blocks: ValidationBlocks | None, coordinate: str, target: float) 
     """The tail of |log Z − c| for any c, from the tails of log Z and −log Z; None if the run does not have them."""
     tails = {} if blocks is None else blocks.tails
     high_B, low_B = tails.get(f"{LOG_Z}.{coordinate}"), tails.get(f"{MINUS_LOG_Z}.{coordinate}")
-    if blocks is None or high_B is None or low_B is None or not any(high_B):
+    if blocks is None or high_B is None or low_B is None:
         return None
+    if not any(high_B) or not any(low_B):
+        return BlockValues(((),) * len(blocks.tokens), blocks.tokens)
     least = min(map(min, filter(None, high_B)))
     greatest = -min(map(min, filter(None, low_B)))
-    # Every token farther from c than this is in one of the tails; one that is in both counts once.
-    kept = max(least - target, target - greatest)
-    values = tuple(
-        tuple(
-            abs(log_z - target)
-            for log_z in (*high, *(-minus for minus in low if -minus < least))
-            if abs(log_z - target) >= kept
-        )
+    # A token counts once. Where the ends overlap, every token above `least` is at the high end, every other one at the low end.
+    overlap = least < greatest
+    ends_B = (
+        (*(x for x in high if x > least or not overlap), *(-x for x in low if -x < least or (overlap and -x == least)))
         for high, low in zip(high_B, low_B, strict=True)
     )
+    # Every token farther from c than this is at one of the ends.
+    kept = max(least - target, target - greatest)
+    values = tuple(tuple(abs(x - target) for x in ends if abs(x - target) >= kept) for ends in ends_B)
     return BlockValues(values, blocks.tokens)
 
 

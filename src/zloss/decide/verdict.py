@@ -75,6 +75,8 @@ def method_verdict(
     if key not in known:
         raise InputError(f"unknown diagnosed quantity {key!r} of a head: expected one of {', '.join(known)}.")
     ppl, tail = method.paired.deployed.get("ppl"), method.paired.same_coordinate.of(side).get(key)
+    if target is not None and key == DIAGNOSED:
+        tail = None  # it is measured from c = log V
     tolerance = comparison.quality.tolerance_ppl
     assert tolerance is not None  # see `with_tolerance`
     if comparison.router is not None:
@@ -170,11 +172,13 @@ def coordinate_part(
             return VerdictPart("open", f"{diagnosed} is not recorded per block, so its spread over text is unknown.")
         name, stem, quantile = STATED[diagnosed]
         key = f"{stem}.{'raw' if stem == SHIFT_SQUARED else run.coordinate}"
-        return _quantity_part((name, key, key, quantile), pairs)
+        if target is not None and stem in (VIOLATION_SQUARED, DELTA_U, DELTA_U_GAIN_AWARE):
+            name += " at c = log V"
+        return _quantity_part((name, key, key, quantile), pairs, target)
     quantities = diagnosed_quantities(method, run.coordinate, baseline.coordinate)
     if target is not None and method in (FACTORIZED, GAIN_AWARE):
-        reason = f"{method} with c = {target:g} cannot be evaluated: its quantity is validated for c = log V only."
-        return VerdictPart("open", reason, {"target": target})
+        why = "its quantity is validated only for c = log V, the default"
+        return VerdictPart("open", f"{method} with a target of {target:g} cannot be evaluated: {why}.")
     if not quantities:
         return None
     if method != GAIN_AWARE:

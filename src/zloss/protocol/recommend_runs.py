@@ -40,7 +40,7 @@ from zloss.results.audit import AuditReport, HeadNumbers, Heads
 from zloss.results.comparison import Comparison, method_label
 from zloss.results.options import Coordinate
 from zloss.results.recommendation import Arm, ArmResult, LeftOut, RecommendPlan
-from zloss.results.run_config import TrainConfig
+from zloss.results.run_config import UNPENALIZED, TrainConfig
 from zloss.results.run_metrics import (
     DELTA_U,
     DELTA_U_GAIN_AWARE,
@@ -302,6 +302,13 @@ def read_recorded_runs(
         runs, missing = load_runs(Path(folder))
         found += runs
         unfinished += missing
+    for run in found:
+        target = run.config.get("target")
+        if target is not None and run.method not in UNPENALIZED:
+            raise InputError(
+                f"{run.folder.name} trains with a target of {target:g}, but a recommendation is for c = log V, the default: "
+                "use `zloss compare` on these runs."
+            )
     ce = sorted((run for run in found if run.key == CE_ARM.key), key=lambda run: run.seed)
     others = [run for run in found if run.method not in (CE_ARM.method, CENTERED_HEAD)]
     if not ce or not others:

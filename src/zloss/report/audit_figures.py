@@ -323,7 +323,7 @@ def _shares(sigma: Sequence[float], first_share: float | None) -> tuple[float, .
     """Running sums of σ² over ‖W‖² = σ_1²/E_1; nothing if a head of zeros has no E_1."""
     if not first_share:
         return ()
-    total = sigma[0] ** 2 / first_share
+    total = sigma[0] * sigma[0] / first_share
     if not 0 < total < math.inf:  # σ² of a damaged file may be beyond the range of fp64
         return ()
     return tuple(min(part / total, 1.0) for part in itertools.accumulate(s * s for s in sigma))

@@ -280,7 +280,7 @@ def _differences(comparison: Comparison) -> Document:
     )
     coordinates = [verdict.parts.coordinate for verdict in comparison.quality.methods if verdict.parts is not None]
     if any(part is not None and "target" in part.numbers for part in coordinates):
-        said += " P_Z and Diag Z are measured from c = log V here; a run that trains with another c has its verdict at that c."
+        said += " P_Z and Diag Z are measured from c = log V here; verdicts at another c say so."
     document: Document = []
     if paired:
         document = [Heading("Paired differences", 3), Text(said, "lead"), table(paired, columns, name="numbers")]

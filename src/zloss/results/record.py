@@ -156,6 +156,8 @@ def _read(hint: Any, value: Any, path: str, bounds: Range | None = None) -> Any:
     if dataclasses.is_dataclass(hint):
         return from_plain(hint, value, path=path)  # type: ignore[arg-type]
     if origin is tuple and isinstance(value, (list, tuple)):
+        if args[-1] is not Ellipsis and len(value) != len(args):
+            raise _mismatch(path, f"a list of {len(args)} values", value)
         return tuple(_read(args[0], item, _join(path, str(i)), bounds) for i, item in enumerate(value))
     if origin is dict and isinstance(value, dict):
         return {name: _read(args[1], item, _join(path, name), bounds) for name, item in value.items()}
