@@ -27,6 +27,8 @@ KEPT_IN_FP32 = 2e-5
 """Of the places in the plane, whose vectors are kept in fp32 by every audit."""
 ROUNDED_OTHERWISE = 2e-3
 """Of the noise of 16-bit logits."""
+LOGIT_ERROR = 3e-7
+"""Error of an fp32 logit, relative to 1 + |z|."""
 BINS, EXTREMES, CONTEXT, SAMPLE = 256, 20, 16, 5000
 
 
@@ -59,6 +61,14 @@ class Ranking:
     coordinate: str
     score_T: np.ndarray
     rows_T: list[dict[str, Any]]
+
+
+class Rounded(float):
+    """A number of 16-bit logits. In fp32 it may be anything from `low` to `high`: a logit next to the middle of two 16-bit
+    numbers may be rounded to either."""
+
+    low: float
+    high: float
 
 
 def conventions(model: Any) -> tuple[float, float | None]:
@@ -261,10 +271,14 @@ def straight_noise(
     def capped(logits: Tensor) -> Tensor:
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
+    def logits(side: str) -> Tensor:
+        w, b = heads[side]
+        return capped(scale * (hidden @ w.T + b)) if side == "centered" else z
+
     def stored(case: str, side: str, dtype: torch.dtype) -> Tensor:
         w, b = heads[side]
         if case == "storage":
-            return (capped(scale * (hidden @ w.T + b)) if side == "centered" else z).to(dtype).double()
+            return logits(side).to(dtype).double()
         product = scale * (hidden.to(dtype).double() @ w.to(dtype).double().T + b.to(dtype).double())
         return capped(product) if case == "operands" else capped(product.to(dtype).double()).to(dtype).double()
 
@@ -277,9 +291,25 @@ def straight_noise(
             found.append(
                 noise_row(form, case, "softcapped", soft, soft.to(formats[form]).double(), y, tokens[case], size)
             )
-    rms = {(row["format"], row["head"]): row["gap"]["rms"] for row in found if row["case"] == "storage"}
+    rms = {}
+    for row in found:
+        if row["case"] == "storage" and row["head"] in heads:
+            bounds = rms_bounds(z, logits(row["head"]), y, tokens["storage"], formats[row["format"]])
+            rms[row["format"], row["head"]] = either = Rounded(row["gap"]["rms"])
+            either.low, either.high = bounds
     numbers = {name: {side: rms.get((name, side)) for side in ("raw", "centered")} for name in formats}
     return {"tokens": tokens["storage"], "saved_dtype": "float32", **numbers, "rows": found}
+
+
+def rms_bounds(exact: Tensor, logits: Tensor, y: Tensor, tokens: int, dtype: torch.dtype) -> tuple[float, float]:
+    """The least and the largest RMS of δ where logits are off by the error of fp32 before they are rounded."""
+    exact, logits, y = exact[:tokens], logits[:tokens], y[:tokens].unsqueeze(1)
+    error = LOGIT_ERROR * (1 + logits.abs()).masked_fill(logits.isinf(), 0)
+    ends = [(logits + sign * error).to(dtype).double() for sign in (-1, 1)]
+    log_p = exact.log_softmax(1).gather(1, y)
+    either = [z.gather(1, y) - norm.logsumexp(1, keepdim=True) - log_p for z in ends for norm in ends]
+    squares = torch.cat(either, dim=1).square()
+    return float(squares.amin(1).mean().sqrt()), float(squares.amax(1).mean().sqrt())
 
 
 def noise_row(
@@ -536,6 +566,8 @@ def same(got: Any, want: Any, path: str, tolerance: float) -> bool:
     if path in ("heads.centered.mu_abs_99", "heads.centered.mu_rms"):
         return 0 <= got < tolerance / 20  # the rounding that centering leaves
     if path.startswith("logit_noise"):
+        if isinstance(want, Rounded) and tolerance == FP32:
+            return want.low * (1 - ROUNDED_OTHERWISE) <= got <= want.high * (1 + ROUNDED_OTHERWISE)
         tolerance = ROUNDED_OTHERWISE if tolerance == FP32 else 1e-6
         if path.endswith(".kl"):  # here a difference of large numbers
             return math.isclose(got, want, rel_tol=tolerance, abs_tol=1e-15)
