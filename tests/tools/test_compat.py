@@ -53,6 +53,7 @@ def test_a_row_has_the_floors_and_pins_it_names() -> None:
     assert [floor(spec) for spec in (">=2.8", ">=13,<15", "<2,>=1.6", "")] == ["2.8", "13", "1.6", None]
     mixed = constraints(Row("x", "3.11", "", oldest=("transformers",), pinned=("torch",)))
     assert mixed == {"transformers": floor(stated["transformers"]), "torch": pins["torch"]}
+    assert (pins["torch"], pins["triton"]) == ("2.13.0", "3.9.0")
     assert constraints(Row("x", "3.11", "")) == {}
     oldest = constraints(Row("x", "3.11", "", oldest=(EVERY,)))
     assert oldest.keys() == stated.keys()

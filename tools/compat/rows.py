@@ -98,7 +98,10 @@ def floor(version_range: str) -> str | None:
     return stated[1] if stated else None
 
 
+PIN = re.compile(r"(?P<name>[\w.-]+)(?:>=[\w.]+,<|=)=(?P<version>[\w.]+)")
+
+
 def pinned_versions(constraints: Path) -> dict[str, str]:
-    """Name → version of every `name==version` of a constraints file."""
-    lines = constraints.read_text(encoding="utf-8").splitlines()
-    return dict(line.strip().split("==", 1) for line in lines if "==" in line and not line.startswith("#"))
+    """Name → version of every `name==version` of a constraints file; of a range, its newest version (`name>=…,<=version`)."""
+    found = (PIN.fullmatch(line.strip()) for line in constraints.read_text(encoding="utf-8").splitlines())
+    return {pin["name"]: pin["version"] for pin in found if pin is not None}
