@@ -40,6 +40,8 @@ class TokenStats:
     All tensors have the shape of `target`, are detached, and fp32 (fp64 for fp64 inputs) where no other type is named. A
     statistic that does not exist for these logits, or was not requested, is None; the table of this module has the rule.
 
+    At ignored tokens the statistics are those of whatever the logits are there; mask them with `valid`, as `summary` does.
+
     Scaling: per token, independent of any reduction.
     """
 

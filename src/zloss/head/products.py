@@ -312,10 +312,10 @@ class HeadGradients:
     `TokenLoss.exp_coefficients`: x = w·a/S, because it multiplies E = S·p; b and g include w. The Z-loss has no separate
     term: on the row of the target x·E_y − b = w(a·p_y − 1), which tends to w(a − 1) for a confident token.
 
-    In 16 bits the product for dW takes round(x∘h), which loses much of what distinguishes a from 1: a Z-loss of λ = 1e-4 changes
-    a by 2e-3, four times the largest rounding error of fp16. So on the rows of the target and of the largest logit, where E is
-    of order 1, the residue E·(x∘h − round(x∘h)) is added back in compute precision. On all other rows E is small and the
-    rounding errors of many tokens average out.
+    In 16 bits the product for dW takes round(x∘h), which loses much of what distinguishes a from 1: a Z-loss of λ = 1e-4 at
+    log Z − c = 10 changes a by 2e-3, four times the largest rounding error of fp16. So on the rows of the target and of the
+    largest logit, where E is of order 1, the residue E·(x∘h − round(x∘h)) is added back in compute precision. On all other
+    rows E is small and the rounding errors of many tokens average out.
     """
 
     def __init__(self, problem: HeadProblem, head: HeadProducts, wanted: tuple[bool, ...], weight_T: Tensor) -> None:
@@ -390,7 +390,7 @@ class HeadGradients:
             self._dbias_V[inside] += source_CV.sum(dim=0)
 
     def _add_hidden(self, chunk: Chunk, whole: Coefficients, local: Coefficients) -> None:
-        """a·E W − b·W[y] − g·w̄, with the coefficients of the whole vocabulary, or of the local rows if E W is theirs."""
+        """x·E W − b·W[y] − g·w̄, with the coefficients of the whole vocabulary, or of the local rows if E W is theirs."""
         partial, group = self._problem.partial_projection, self._problem.shard.group
         a_C, b_C, g_C = (local.a, local.b, local.g) if partial else (whole.a, whole.b, whole.g)
         assert chunk.projected_CD is not None
