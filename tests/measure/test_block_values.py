@@ -82,6 +82,16 @@ def test_the_tail_at_any_target_follows_from_both_ends_of_log_z(target: float, s
         assert sum(value > kept[0] + 1e-5 for value in values) == (row > kept[0] + 1e-5).sum()
 
 
+def test_validation_keeps_both_ends_of_log_z() -> None:
+    values = torch.randn(BLOCKS * SIZE, generator=torch.Generator().manual_seed(2)).double()
+    kept, log_z = recorded(values, torch.ones(BLOCKS * SIZE)).tails, np.sort(-values.numpy())
+    high, low = (
+        np.sort(np.concatenate([np.array(b) for b in kept[f"{name}.raw"]])) for name in ("log_z", "minus_log_z")
+    )
+    assert high == pytest.approx(log_z[-500:], abs=1e-6)
+    assert -low[::-1] == pytest.approx(log_z[:500], abs=1e-6)
+
+
 def both_ends(log_z_BT: np.ndarray[Any, Any]) -> ValidationBlocks:
     """What validation keeps of log Z: the 500 largest values and the 500 smallest."""
     tails = {}
