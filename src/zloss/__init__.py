@@ -12,7 +12,7 @@ __version__ = "0.3.0"
 
 if TYPE_CHECKING:
     from zloss import errors as errors
-    from zloss.audit.loss.run import audit_loss as audit_loss
+    from zloss.audit.loss.audit import audit_loss as audit_loss
     from zloss.audit.router import audit_router as audit_router
     from zloss.distributed import global_normalizer as global_normalizer
     from zloss.head.source import centered_logits_from_raw as centered_logits_from_raw
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from zloss.train.record import validation_blocks as validation_blocks
 
 _NAMES = {
-    "audit.loss.run": "audit_loss",
+    "audit.loss.audit": "audit_loss",
     "audit.router": "audit_router",
     "distributed": "global_normalizer",
     "head.centering": "CenteredHeadWrapper center_head_ mu_center_ mu_loss_ shift_head_",

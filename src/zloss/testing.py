@@ -34,7 +34,7 @@ def check_loss(
     >>> check_loss(loss, coef=1e-4, target=0.0, coordinate="raw", strict=True).found
     ()
     """
-    from zloss.audit.loss.run import audit_loss
+    from zloss.audit.loss.audit import audit_loss
 
     expect = {"coef": coef, "target": target, "coordinate": coordinate}
     expect = {name: value for name, value in expect.items() if value is not None}

@@ -74,7 +74,7 @@ class AuditLoss:
 
     def run(self, argv: Sequence[str]) -> int:
         from zloss.audit.loss.calls import LossCallError, load_function
-        from zloss.audit.loss.run import audit_loss
+        from zloss.audit.loss.audit import audit_loss
         from zloss.console import choose_progress
         from zloss.decide.answer import decide_results
         from zloss.errors import InputError, require_version

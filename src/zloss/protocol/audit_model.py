@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from zloss.audit.config import AuditConfig
-from zloss.audit.loss.run import LOG_V
+from zloss.audit.loss.audit import LOG_V
 from zloss.console import choose_progress
 from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError, UnknownNameError

@@ -83,6 +83,10 @@ class Finding:
     """How much a finding matters; None if the verdict is not "finding". Errors set the exit code of the command."""
     witness: Witness | None = None
     """The input that shows it, of an error or a warning; a second, independent draw showed it too."""
+    remedy: str = ""
+    """What to do about a finding."""
+    consequence: str = ""
+    """What a finding means for training."""
 
 
 @dataclass(frozen=True)

@@ -743,12 +743,9 @@ FURTHER: dict[str, Case] = {
     # Wrong and odd losses.
     "OLMo mean": odd(
         olmo_mean,
-        "Z over all positions, CE over valid ones; 0/0 in CE; the caller adds",
-        "denominator_mismatch",
-        "returned_values",
+        "the first value is CE alone, with 0/0; the caller adds the other",
         "all_ignored_nonfinite",
-        by=("valid", "all"),
-        may=REPORTS,
+        has_z=False,
     ),
     "wrong axis": open_answer(
         wrong_axis,
@@ -1025,17 +1022,14 @@ FURTHER: dict[str, Case] = {
     ),
     "logs Z over all tokens": odd(
         lambda z, y: {"loss": plain(z, y), "z_loss": LAMBDA * lse(z).square().mean().detach()},
-        "the logged mean has ignored tokens in it",
-        "reported_z_value",
+        "the logged mean has ignored tokens in it; what is logged is not judged",
         by=("valid", "valid"),
         may=REPORTS | MULTIPLIES,
     ),
     "parts in a mapping": odd(
         lambda z, y: {"loss": ce(z, y), "z_loss": zl(z, y)},
-        "Z trains only if the caller adds it",
-        "returned_values",
-        by=("valid", "valid"),
-        may=REPORTS,
+        "the loss is CE alone: Z trains only if the caller adds it",
+        has_z=False,
     ),
     "detached focal factor": odd(
         detached_focal_factor,

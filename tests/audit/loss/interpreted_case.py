@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.quick_interpreter import make_interpreter_quick
 from zloss.audit.loss import probes, sizes
-from zloss.audit.loss.run import audit_loss
+from zloss.audit.loss.audit import audit_loss
 
 
 def liger(logits: Tensor, target: Tensor) -> Any:

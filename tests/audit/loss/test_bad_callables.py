@@ -16,7 +16,7 @@ from torch import Tensor
 
 from zloss.audit.loss import calls, sizes
 from zloss.audit.loss.calls import load_function
-from zloss.audit.loss.run import audit_loss
+from zloss.audit.loss.audit import audit_loss
 from zloss.cli.audit_loss import AuditLoss
 from zloss.cli.main import main
 from zloss.errors import InputError, MissingDependencyError

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import zloss
 from tests.audit.loss import faulty
-from zloss.audit.loss.run import audit_loss
+from zloss.audit.loss.audit import audit_loss
 from zloss.cli.main import main
 from zloss.errors import InputError
 from zloss.results.loss_audit import Finding

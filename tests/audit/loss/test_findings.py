@@ -13,7 +13,7 @@ import torch
 from tests.audit.loss.finding_pairs import PAIRS
 from zloss.audit.loss import findings
 from zloss.audit.loss.findings import FINDINGS, Evidence
-from zloss.audit.loss.run import audit_loss
+from zloss.audit.loss.audit import audit_loss
 from zloss.cli.main import main
 from zloss.results.loss_audit import Finding, LossAudit, Witness
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.audit.loss.zoo import by_hand
-from zloss.audit.loss.run import audit_loss
+from zloss.audit.loss.audit import audit_loss
 
 IGNORE = -100
 

@@ -16,7 +16,7 @@ from tests.audit.loss.zoo import LAMBDA as COEF
 from tests.integrations.framework_table import check_and_record
 from zloss.audit.loss import sizes
 from zloss.audit.loss.probes import Space, draw, seeded
-from zloss.audit.loss.run import audit_loss
+from zloss.audit.loss.audit import audit_loss
 
 jax = pytest.importorskip("jax", reason="JAX is not installed: `make frameworks` installs it")
 jnp = jax.numpy

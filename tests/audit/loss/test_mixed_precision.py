@@ -14,7 +14,7 @@ from zloss.audit.loss.calls import BlackBox
 from zloss.audit.loss.findings import TOLERANCE, Evidence, slopes
 from zloss.audit.loss.identify import computes_in, identify
 from zloss.audit.loss.probes import VOCAB, Space, draw
-from zloss.audit.loss.run import audit_loss
+from zloss.audit.loss.audit import audit_loss
 from zloss.results.loss_audit import LossAudit
 
 COEF = 1e-3

@@ -12,7 +12,7 @@ from tests.audit.loss import zoo
 from tests.audit.loss.table import wrong_with
 from zloss.audit.loss.identify import UNLIKELY
 from zloss.audit.loss.probes import VOCAB, Space, draw
-from zloss.audit.loss.run import audit_loss
+from zloss.audit.loss.audit import audit_loss
 from zloss.results.loss_audit import Finding, LossAudit
 
 FIRST = {name: draw(name, Space(VOCAB, VOCAB), seed=0).logits_TV[0] for name in (*UNLIKELY, "confident")}

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from zloss.audit.loss.run import audit_loss
+from zloss.audit.loss.audit import audit_loss
 from zloss.cli.main import main
 from zloss.errors import InputError
 

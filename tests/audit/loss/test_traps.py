@@ -12,7 +12,7 @@ from torch import Tensor
 
 import zloss
 from tests.audit.loss import faulty, zoo
-from zloss.audit.loss.run import audit_loss
+from zloss.audit.loss.audit import audit_loss
 
 CONTRACT = {
     "zero_gradient_z", "low_precision_source", "forward_backward_mismatch", "all_ignored_nonfinite", "denominator_mismatch",

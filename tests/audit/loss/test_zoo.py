@@ -10,7 +10,7 @@ from tests.audit.loss.correct import correct_losses
 from tests.audit.loss.further import judge
 from tests.audit.loss.table import cases, wrong_with
 from tests.audit.loss.zoo import ZOO, Answer, exact, one_class_weighted
-from zloss.audit.loss.run import audit_loss
+from zloss.audit.loss.audit import audit_loss
 from zloss.errors import InputError
 from zloss.results.loss_audit import LossAudit
 

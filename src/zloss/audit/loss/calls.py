@@ -1,6 +1,6 @@
-"""Calling a user's loss: inputs in, scalar, logit gradient and side effects out; and its calling convention.
+"""Calling a user's loss as a training step would: a probe in, its scalar and its gradient at the logits out.
 
-Axes: T tokens, V vocabulary, D width. Linear losses are called on heads that hold the wanted logits (`probes.sparse_head`).
+Axes: T tokens, V vocabulary, B sequences. Losses of (hidden, weight, target) are called on heads that hold the wanted logits.
 """
 
 from __future__ import annotations
@@ -12,29 +12,25 @@ import inspect
 import math
 import os
 import random
-import signal
 import sys
-import threading
-import traceback
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType, ModuleType
-from typing import Any, Literal
+from types import ModuleType
+from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
 
-from zloss.audit.loss import probes
-from zloss.audit.loss.probes import Probe, Space
+from zloss.audit.loss.probes import Probe, Space, draw, logit_gradients, sparse_head
 from zloss.errors import InputError, UnknownNameError
 
-LOSS_NAMES = ("loss", "total_loss", "total")
-Z_NAMES = ("z_loss", "auxiliary", "zloss", "z", "aux_loss")
+LOSS_NAMES = ("total_loss", "loss", "total")
+"""What a trained value is called; one without a gradient is never taken."""
+Z_NAMES = ("z_loss", "zloss", "z", "auxiliary", "aux_loss")
 
 
 class LossCallError(InputError):
@@ -42,71 +38,63 @@ class LossCallError(InputError):
 
 
 class LossTimeoutError(InputError):
-    """The audited loss did not return in time. No other size is tried after it."""
-
-
-@dataclass(frozen=True)
-class Reported:
-    """A value that was returned in addition to the loss: its number (None if not a scalar), dtype, and whether it claims
-    a gradient."""
-
-    value: float | None
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None
-    requires_grad: bool
+    """A call of the audited loss took longer than `time_limit`."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One call: everything in fp64 on the CPU, whatever the loss computed in."""
+    """One call, in fp64 on the CPU, whatever the loss computed in."""
 
     value: float
-    dtype: torch.dtype
     grad_TV: Tensor
     """∂(upstream · loss)/∂logits."""
-    hidden_grad_TT: Tensor | None
-    """∂loss/∂hidden at the columns of the tokens, each times its s: δ · logitsᵀ; None for a loss of logits."""
-    has_gradient: bool
-    """False when the loss came without a graph."""
-    reported: dict[str, Reported]
-    """By key or attribute, or "item 1" for the second entry of a tuple."""
+    hidden_TT: Tensor | None
+    """δ · logitsᵀ as read from the gradient at hidden; None for a loss of logits."""
+    beyond: float
+    """Norm of the gradient on rows that have no target, which only a loss that shifts its targets is given."""
+    others: dict[str, Tensor]
+    """The scalars that were returned in addition to the loss."""
     overwritten: tuple[str, ...]
-    """Names of the arguments whose contents had changed after backward."""
-    beyond: float = 0.0
-    """Norm of the gradient on the extra row without a target, which only a loss that shifts its targets is given."""
+    """The arguments whose contents had changed."""
+    unit: float
+    """Unit roundoff of the value."""
 
     @property
     def finite(self) -> bool:
-        return bool(torch.isfinite(self.grad_TV).all()) and math.isfinite(self.value)
+        return math.isfinite(self.value) and bool(self.grad_TV.isfinite().all())
 
 
 @dataclass
-class BlackBox:
-    """Calls one loss function the way a training step would; every call gets fresh inputs and the same RNG state."""
+class Loss:
+    """One loss function and its calling convention; every call gets fresh inputs and the same random state."""
 
     function: Callable[..., Any]
     name: str
-    linear: bool
-    device: torch.device
-    seed: int
+    linear: bool = False
     ignore_index: int = -100
-    batched: bool = False
-    """Whether the loss expects a leading batch axis, [1, T, V] and [1, T]."""
-    targets: Literal["given", "shifted", "rolled"] = "given"
-    """Where the loss itself looks for the target of row t; the call moves ours there."""
-    added: str | None = None
-    """Name of a returned value that is added to the first one, for losses whose caller adds them."""
+    seed: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    time_limit: float | None = None
+    """Seconds that a call may take: checked when it returns."""
+    dtype: torch.dtype = torch.float32
+    """What it is called in unless a call says otherwise."""
+    sequences: int = 0
+    """B of [B, T/B, V]; 0 for losses that take [T, V]."""
     transposed: bool = False
     """Whether a linear loss expects its weight as [D, V]."""
-    dtype: torch.dtype = torch.float64
-    """What the loss is called in unless a call says otherwise."""
-    time_limit: float | None = None
-    """Seconds that one call may take; None or 0: no limit."""
+    shift: int = 0
+    """Row t is trained on target t + shift."""
+    rolled: bool = False
+    """Row t is trained on target t + 1, and the last row on target 0."""
     calls: int = 0
 
-    def like(self, function: Callable[..., Any], name: str) -> BlackBox:
+    @property
+    def targets(self) -> str:
+        return "rolled" if self.rolled else "given" if not self.shift else "shifted"
+
+    def like(self, function: Callable[..., Any], name: str) -> Loss:
         """Another loss, called the way this one is."""
-        return replace(self, function=function, name=name, added=None, calls=0)
+        return replace(self, function=function, name=name, calls=0)
 
     def __call__(
         self,
@@ -115,46 +103,31 @@ class BlackBox:
         *,
         upstream: float | Tensor = 1.0,
         through: str | None = None,
-        per_token: bool = False,
         seed: int | None = None,
     ) -> Outcome:
-        """Forward and backward; `upstream` multiplies the output (a [T] tensor for a per-token loss).
+        """Forward and backward; `upstream` multiplies the loss, a [T] tensor the losses of a per-token variant.
 
-        `through` names a returned value to differentiate instead of the loss.
+        `through`: a returned value to differentiate instead of the loss.
         """
-        tokens = len(probe.target_T)
-        logits_TV, target_T = self._moved(probe.logits_TV, probe.target_T)
-        leaves = self._leaves(logits_TV, dtype or self.dtype)
-        arguments, loss, items = self._forward(leaves, target_T, seed)
-        if loss.numel() != (len(target_T) if per_token else 1):
-            kind = f"a tensor of shape {list(arguments[-1].shape)}" if per_token else "a scalar"
-            hint = "" if per_token else " A loss with reduction='none' belongs in `per_token=`."
-            raise LossCallError(
-                f"{self.name} returned a tensor of shape {list(loss.shape)} for {len(target_T)} targets, "
-                f"but {kind} is expected.{hint}"
-            )
-        root = loss if through is None else items[through]
-        if root.requires_grad:
-            factor = upstream.to(root).view_as(root) if isinstance(upstream, Tensor) else upstream
-            self._guarded((root * factor).sum().backward, arguments)
-        before = [*(leaf.detach() for leaf in leaves), self._target(target_T)]
-        grads, hidden_TT = _gradients(leaves, 0.0), None
-        grad_TV = grads[0]
+        logits_TV, target_T = self._placed(probe)
+        rows_TV = logits_TV.detach().to(self.device, dtype or self.dtype, copy=True)
+        leaves = [x.requires_grad_() for x in (sparse_head(rows_TV) if self.linear else (rows_TV,))]
+        loss, others, overwritten = self._run(leaves, target_T, upstream, through, seed)
+        grad_TV, *rest = [
+            (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).detach().cpu().double() for leaf in leaves
+        ]
+        hidden_TT = None
         if self.linear:
-            grad_TV, hidden_TT = probes.logit_gradients(grads)
+            grad_TV, hidden_TT = logit_gradients(grad_TV, rest[0])
+        counted = self._counted(len(logits_TV))
         return Outcome(
-            value=float(loss.detach().double().sum()),
-            dtype=loss.dtype,
-            grad_TV=grad_TV[:tokens],
-            hidden_grad_TT=None if hidden_TT is None else hidden_TT[:tokens, :tokens],
-            has_gradient=root.requires_grad,
-            reported={name: _reported(value) for name, value in items.items()},
-            overwritten=tuple(
-                name
-                for name, was, now in zip(self._names, before, arguments, strict=True)
-                if not _same(was, now.detach())
-            ),
-            beyond=float(grad_TV[tokens:].norm()),
+            value=float(loss.double().sum()),
+            grad_TV=grad_TV[counted],
+            hidden_TT=None if hidden_TT is None else hidden_TT[counted][:, counted],
+            beyond=float(grad_TV.norm().square() - grad_TV[counted].norm().square()) ** 0.5 if self.shift else 0.0,
+            others=others,
+            overwritten=overwritten,
+            unit=torch.finfo(loss.dtype).eps / 2,
         )
 
     def attempt(self, probe: Probe, dtype: torch.dtype | None = None) -> Outcome | None:
@@ -165,102 +138,87 @@ class BlackBox:
             return None
         return outcome if outcome.finite else None
 
-    def value(self, logits_TV: Tensor, target_T: Tensor) -> float:
-        """The scalar alone, as a training step would see it (inputs still require gradients)."""
-        logits_TV, target_T = self._moved(logits_TV, target_T)
-        return float(self._forward(self._leaves(logits_TV, self.dtype), target_T, None)[1].detach().double().sum())
-
     def on_head(
         self, hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor, dtype: torch.dtype
     ) -> tuple[float, Tensor, Tensor]:
-        """(value, ∂/∂hidden, ∂/∂weight) of a linear loss on a real head, targets moved; gradients in fp64, NaN if none."""
-        tokens = len(target_T)
-        hidden_TD, target_T = self._moved(hidden_TD, target_T)
-        leaves = [x.detach().to(self.device, dtype).requires_grad_() for x in (hidden_TD, weight_VD)]
-        arguments, loss, _ = self._forward(leaves, target_T, None)
-        if loss.requires_grad:
-            self._guarded(loss.sum().backward, arguments)
-        hidden, weight = _gradients(leaves, math.nan)
-        return float(loss.detach().double().sum()), hidden[:tokens], weight
+        """(value, ∂/∂hidden, ∂/∂weight) of a linear loss on a real head; gradients in fp64."""
+        place = replace(self, linear=False)._placed(Probe(hidden_TD, target_T, hidden_TD.shape[-1]))
+        leaves = [x.detach().to(self.device, dtype, copy=True).requires_grad_() for x in (place[0], weight_VD)]
+        loss, _, _ = self._run(leaves, place[1], 1.0, None, None)
+        hidden, weight = ((torch.zeros_like(x) if x.grad is None else x.grad).cpu().double() for x in leaves)
+        return float(loss.double().sum()), hidden[self._counted(len(hidden))], weight
 
-    def _forward(
-        self, leaves: list[Tensor], target_T: Tensor, seed: int | None
-    ) -> tuple[list[Tensor], Tensor, dict[str, Any]]:
-        """The arguments of one call, the loss it returned, and the other values it returned."""
+    def _placed(self, probe: Probe) -> tuple[Tensor, Tensor]:
+        """Rows and targets as the loss wants them: a loss that shifts gets rows without a target at the end of each sequence."""
+        rows, target_T = probe.logits_TV, torch.where(probe.valid_T, probe.target_T, self.ignore_index)
+        if self.rolled:
+            return rows, target_T.roll(1)
+        if not self.shift:
+            return rows, target_T
+        sequences = [x.chunk(max(self.sequences, 1)) for x in (rows, target_T)]
+        ends = torch.zeros_like(rows[: self.shift])
+        return (
+            torch.cat([part for one in sequences[0] for part in (one, ends)]),
+            torch.cat([part for one in sequences[1] for part in (target_T[: self.shift], one)]),
+        )
+
+    def _counted(self, rows: int) -> Tensor:
+        """The places of the probe's rows among those of a call."""
+        length = rows // max(self.sequences, 1)
+        return (torch.arange(rows) % length < length - self.shift).nonzero().flatten()
+
+    def _run(
+        self, leaves: list[Tensor], target_T: Tensor, upstream: float | Tensor, through: str | None, seed: int | None
+    ) -> tuple[Tensor, dict[str, Tensor], tuple[str, ...]]:
         self.calls += 1
-        # Non-leaf copies, as logits are in a model: a loss that works in place can, and the leaf keeps the truth.
-        arguments = [*(leaf.clone() for leaf in leaves), self._target(target_T)]
-        vocab = leaves[1].shape[0] if self.linear else leaves[0].shape[-1]
-        inputs = [
-            x.unsqueeze(0) if self.batched and name != "weight" else x
-            for name, x in zip(self._names, arguments, strict=True)
+        # Copies, as logits are in a model: a loss that works in place can, and the leaf keeps the truth.
+        given = [*(leaf.clone() for leaf in leaves), target_T.to(self.device, copy=True)]
+        names = ("hidden", "weight", "target") if len(leaves) == 2 else ("logits", "target")
+        arguments = [
+            x.unflatten(0, (self.sequences, -1)) if self.sequences and name != "weight" else x
+            for name, x in zip(names, given, strict=True)
         ]
         if self.transposed:
-            inputs[1] = inputs[1].T
-
-        def call() -> tuple[Tensor, dict[str, Any]]:
-            with _random_state(self.seed if seed is None else seed), torch.enable_grad():
-                returned = self.function(*inputs)
-            # Reading may run user code too: `.loss` may be a property. A loss that shifts may return logits one row shorter.
-            return _read_output(returned, self.name, len(target_T) * vocab // 2)
-
-        loss, items = self._guarded(call, arguments)
-        return arguments, (loss if self.added is None else loss + items[self.added]), items
-
-    def _moved(self, logits_TV: Tensor, target_T: Tensor) -> tuple[Tensor, Tensor]:
-        """Place targets where the loss looks for them. A shifting loss gets one more row, which it gives no target."""
-        if self.targets == "rolled":
-            return logits_TV, target_T.roll(1)
-        if self.targets == "shifted":
-            return torch.cat([logits_TV, torch.zeros_like(logits_TV[-1:])]), torch.cat([target_T[:1], target_T])
-        return logits_TV, target_T
-
-    def _target(self, target_T: Tensor) -> Tensor:
-        """Our −1 for ignored tokens becomes the caller's index."""
-        return torch.where(target_T < 0, torch.full_like(target_T, self.ignore_index), target_T).to(self.device)
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return ("hidden", "weight", "target") if self.linear else ("logits", "target")
-
-    def _leaves(self, logits_TV: Tensor, dtype: torch.dtype) -> list[Tensor]:
-        logits_TV = logits_TV.detach().to(self.device, dtype)
-        inputs = probes.sparse_head(logits_TV) if self.linear else (logits_TV.clone(),)
-        return [x.requires_grad_() for x in inputs]
-
-    def _guarded(self, action: Callable[[], Any], arguments: list[Tensor]) -> Any:
-        """Run user code and turn any exception into one sentence with the call and its shapes."""
+            arguments[1] = arguments[1].T
+        started = time.perf_counter()
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), process_restored(), _random_state(self.seed if seed is None else seed):
                 warnings.simplefilter("ignore")
-                # oneDNN's 16-bit GEMMs end the process on CPUs that claim instructions they lack.
-                native_off = torch.backends.mkldnn.flags(enabled=False) if self.device.type == "cpu" else nullcontext()
-                with _limited(self.time_limit, self.name), native_off, _process_restored():
-                    return action()
-        except (LossCallError, LossTimeoutError, KeyboardInterrupt):
+                # oneDNN's 16-bit products end the process on CPUs that claim instructions they lack.
+                with torch.enable_grad(), torch.backends.mkldnn.flags(enabled=False):
+                    vocab = leaves[1].shape[0] if len(leaves) == 2 else leaves[0].shape[1]
+                    loss, others = read(self.function(*arguments), len(target_T) * vocab // 2)
+                    per_token = isinstance(upstream, Tensor)
+                    if loss.numel() != (len(target_T) if per_token else 1):
+                        wanted = f"one value for each of {len(target_T)} targets" if per_token else "a scalar"
+                        raise LossCallError(
+                            f"{self.name} returned a tensor of shape {list(loss.shape)}, but {wanted} is expected. A loss with "
+                            "reduction='none' belongs in `per_token=`."
+                        )
+                    root = loss if through is None else others[through]
+                    if root.requires_grad:
+                        factor = upstream.to(root).view_as(root) if isinstance(upstream, Tensor) else upstream
+                        (root * factor).sum().backward()
+        except LossCallError:
             raise
         except (Exception, SystemExit) as error:
-            batch = [1] if self.batched else []
-            shapes = [
-                f"{name} {batch * (name != 'weight') + list(x.shape)}"
-                for name, x in zip(self._names, arguments, strict=True)
-            ]
-            hints = _arguments_hint(self.function, self.linear, error) + _gpu_hint(error, self.device)
+            shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in zip(names, arguments, strict=True))
+            first = (str(error).replace("`", "'").strip().splitlines() or ["no message"])[0][:300]
             raise LossCallError(
-                f"{self.name} raised {_named_error(error)} when called with {', '.join(shapes)} in "
-                f"{dtype_name(arguments[0].dtype)}.{hints}"
+                f"{self.name} raised {type(error).__name__} ({first}) when called with {shapes} in {dtype_name(leaves[0].dtype)}."
             ) from error
-
-
-def _gradients(leaves: list[Tensor], missing: float) -> list[Tensor]:
-    """The gradients of the leaves in fp64 on the CPU; one that has none is filled with `missing`."""
-    grads = [torch.full_like(leaf, missing) if leaf.grad is None else leaf.grad for leaf in leaves]
-    return [grad.detach().to("cpu", torch.float64) for grad in grads]
-
-
-def _same(was: Tensor, now: Tensor) -> bool:
-    """Whether two tensors are equal, with a NaN equal to a NaN. Copies are only made where something differs."""
-    return torch.equal(was, now) or torch.equal(was.nan_to_num(), now.nan_to_num())
+        if self.time_limit and time.perf_counter() - started > self.time_limit:
+            raise LossTimeoutError(
+                f"one call of {self.name} took {time.perf_counter() - started:.0f} s, but `time_limit` is {self.time_limit:g} "
+                "(0: none)."
+            )
+        before = [*(leaf.detach() for leaf in leaves), target_T.to(self.device)]
+        overwritten = tuple(
+            name
+            for name, was, now in zip(names, before, given, strict=True)
+            if not torch.equal(was, now.detach()) and not torch.equal(was.nan_to_num(), now.detach().nan_to_num())
+        )
+        return loss.detach(), others, overwritten
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -269,65 +227,87 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def loss_name(function: Callable[..., Any]) -> str:
     """What an audit calls a loss that was given no name."""
-    name = getattr(function, "__qualname__", None) or type(function).__name__
-    return f"the loss {name!r}"
+    return f"the loss {getattr(function, '__qualname__', None) or type(function).__name__!r}"
 
 
-# The calling convention of the loss.
-
-COMMON_VOCABS = (
-    1000, 100, 10, 128, 256, 512, 1024, 32000, 50257, 50304, 50265, 32768, 30522, 32128, 49152, 51200, 65536, 100352, 128256,
-    151936, 256000,
-)  # fmt: skip
-COMMON_TOKENS = (128, 192, 256, 320, 384, 512, 640, 1024, 2048, 32, 16, 8, 4, 2)
-SIZE_ERRORS = (AssertionError, RuntimeError, ValueError, IndexError)
-"""Errors that a loss raises because of shapes. After any other error, no other size is tried."""
+# The calling convention.
 
 
-def find_call(box: BlackBox, space: Space, logits: Tensor | None) -> Space:
-    """The space in which the loss runs, with layout and device set on `box`; else the error of the first rejected call is raised.
-
-    The usual sizes, the vocabulary of the caller's `logits`, then common vocabularies and numbers of tokens.
-    """
-    devices = [box.device]
-    if box.device.type == "cpu" and torch.cuda.is_available():
-        devices.append(torch.device("cuda"))
-    spaces = [space]
-    if logits is not None and logits.dim() >= 2 and not space.padded:
-        spaces.append(space.with_vocab(logits.shape[-1]))
-    refusals: list[LossCallError] = []
-    for box.device, tried in product(devices, spaces):
-        if (error := _refusal(box, tried)) is None:
-            return tried
-        refusals.append(error)
-    box.device = devices[0]
-    if isinstance(refusals[0].__cause__, SIZE_ERRORS):
-        others = [replace(space, tokens=tokens) for tokens in COMMON_TOKENS]
-        others += [] if space.padded else [space.with_vocab(vocab) for vocab in COMMON_VOCABS]
-        for tried in others:
-            if _refusal(box, tried) is not None:
-                continue
-            # Four times the rows where that is accepted: then smaller batches of the same granularity exist.
-            larger = replace(tried, tokens=4 * tried.tokens)
-            small = tried.tokens != space.tokens and larger.tokens * larger.width <= 2**21
-            return larger if small and _refusal(box, larger) is None else tried
-    raise refusals[0]
-
-
-def _refusal(box: BlackBox, space: Space) -> LossCallError | None:
-    """None if the loss runs, with or without a batch axis, with weight [V, D] or [D, V], in fp32 or fp64; else its error."""
-    logits = torch.randn(1, space.width, generator=probes.seeded(0), dtype=torch.float64).expand(space.tokens, -1)
-    target = probes.allowed(torch.arange(space.tokens) % space.lanes, space.lanes, space.avoid)
-    probe = Probe(logits, target, space.lanes)
-    refusal: LossCallError | None = None
-    ways = product((False, True) if box.linear else (False,), (False, True), (torch.float32, torch.float64))
-    for box.transposed, box.batched, dtype in ways:
+def find_call(loss: Loss, space: Space) -> None:
+    """Set axes, dtype and layout of the weight, and where targets and ignored tokens are looked for; the first error is raised."""
+    probe, refused = draw("mixed", space, loss.seed), []
+    ways = [
+        (sequences, transposed, dtype)
+        for transposed in ((False, True) if loss.linear else (False,))
+        for sequences in (0, 1)
+        for dtype in (torch.float32, torch.float64)
+    ]
+    for loss.sequences, loss.transposed, loss.dtype in ways:
         try:
-            box(probe, dtype)
-            return None
+            outcome = loss(probe)
         except LossCallError as error:
-            refusal = refusal or error
-    return refusal
+            refused.append(error)
+            continue
+        break
+    else:
+        raise LossCallError(f"{refused[0]}{_hint(loss, space)}") from refused[0].__cause__
+    if not outcome.finite:
+        raise LossCallError(
+            f"{loss.name} gave a loss or gradient that is not finite on ordinary logits with valid targets: there is nothing to "
+            "identify. Check it on `torch.randn(64, 96)` first."
+        )
+    if not outcome.grad_TV.any() and not outcome.beyond:
+        raise LossCallError(
+            f"{loss.name} returned a loss without a gradient at its inputs, so it cannot train anything: return it before "
+            "`.detach()` or `.item()`, and do not call it under `torch.no_grad()`."
+        )
+    _find_targets(loss, space, probe)
+
+
+def _find_targets(loss: Loss, space: Space, probe: Probe) -> None:
+    """Which row's gradient follows a changed target: its own, the one before it (labels shifted inside), or the last (rolled)."""
+
+    def moved(at: int) -> int | None:
+        changed = probe.target_T.clone()
+        others = [c for c in range(space.lanes) if c not in space.avoid and c != int(changed[at])]
+        changed[at] = others[(7 * at) % len(others)]
+        before, after = loss(probe).grad_TV, loss(replace(probe, target_T=changed)).grad_TV
+        change_T = (after - before).norm(dim=-1)
+        return int(change_T.argmax()) if float(change_T.max()) > 1e-6 * float(before.norm()) else None
+
+    middle = space.tokens // 2
+    if (row := moved(middle)) is not None and 0 < middle - row <= space.tokens // 4:
+        loss.rolled = middle - row == 1 and moved(0) == space.tokens - 1
+        loss.shift = 0 if loss.rolled else middle - row
+
+
+def _hint(loss: Loss, space: Space) -> str:
+    """What to pass instead, read from the signature."""
+    try:
+        parameters = list(inspect.signature(loss.function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    needed = [p.name.lower() for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if not loss.linear and len(needed) == 3:
+        return " A loss of (hidden, weight, target) is audited with `linear=True`."
+    if loss.linear and len(needed) == 2:
+        return " A loss of (logits, target) is audited without `linear`."
+    return (
+        f" The probes have T = {space.tokens} and V = {space.lanes}: pass `tokens=` or `vocab=` if it takes other sizes only, and "
+        "run the audit on a machine with a GPU if it needs one."
+    )
+
+
+def router_arguments(function: Callable[..., Any]) -> str | None:
+    """The first two parameters in words if they are those of a router's Z-loss, `f(logits, coefficient)`."""
+    try:
+        names = [name.lower() for name in inspect.signature(function).parameters]
+    except (TypeError, ValueError):
+        return None
+    targets = any(word in name for name in names for word in ("target", "label"))
+    if len(names) < 2 or targets or not any(word in names[1] for word in ("coef", "lambda")):
+        return None
+    return f"({names[0]}, {names[1]})"
 
 
 # What the loss returned.
@@ -335,81 +315,53 @@ def _refusal(box: BlackBox, space: Space) -> LossCallError | None:
 
 def loss_of(returned: Any) -> Tensor:
     """The loss in what a function returned: a tensor, or the part of a tuple, mapping or object that an audit would take."""
-    return _read_output(returned, "the loss", 2)[0]
+    return read(returned, 2)[0]
 
 
-def _read_output(returned: Any, name: str, logits_entries: int) -> tuple[Tensor, dict[str, Any]]:
-    """The loss, and everything numeric next to it by name. Accepts a tensor, a tuple, a mapping or an object with `.loss`.
+def read(returned: Any, wide: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """The trained value of a tensor, tuple, mapping or object, and its other scalars.
 
-    The loss is the entry named `loss` (`total_loss`, `total`), else the first entry; an entry as large as the logits
-    in front of it is skipped, as in models that return (logits, loss).
+    The trained value is `total_loss`, `loss` or `total`, else the first entry, among those with a gradient; entries as large as
+    the logits, in front of the loss in models that return (logits, loss), are skipped.
     """
     if isinstance(returned, Tensor):
         return returned, {}
-    entries = list(_entries(returned))
-    if not entries:
+    entries = {name: x for name, x in _entries(returned) if isinstance(x, Tensor) and (x.dim() < 2 or x.numel() < wide)}
+    trained = [name for name in entries if entries[name].requires_grad]
+    named = next((name for name in LOSS_NAMES if name in trained), None)
+    name = named or next(iter(trained), next((name for name in LOSS_NAMES if name in entries), next(iter(entries), None)))
+    if name is None:
         raise LossCallError(
-            f"{name} returned {_kind(returned)}, but a loss is expected: a scalar tensor, a tuple whose first item is "
-            "the loss, or an object with `.loss`."
+            f"a loss is expected to return a scalar tensor, a tuple whose first item is the loss, or an object with `.loss`, but it "
+            f"returned {'None' if returned is None else 'a ' + type(returned).__name__}."
         )
-    names = [key for key, _ in entries]
-    wide = [isinstance(x, Tensor) and x.dim() >= 2 and x.numel() >= logits_entries > 1 for _, x in entries]
-    index = next((names.index(key) for key in LOSS_NAMES if key in names), wide.index(False) if False in wide else 0)
-    loss = entries[index][1]
-    if not isinstance(loss, Tensor):
-        raise LossCallError(
-            f"{name} returned {_kind(loss)} as its loss, but a tensor with a gradient is expected: "
-            "return the loss before `.item()` or `float()`."
-        )
-    return loss, {
-        key: value
-        for i, (key, value) in enumerate(entries)
-        if i != index and isinstance(value, (Tensor, int, float)) and not isinstance(value, bool)
-    }
+    loss = entries.pop(name)
+    return loss, {key: x for key, x in entries.items() if x.numel() == 1 and x.is_floating_point()}
 
 
 def _entries(returned: Any) -> Iterator[tuple[str, Any]]:
-    """Named entries, those of a nested mapping or tuple after the others' names."""
-    if isinstance(returned, Mapping):
-        pairs = [(str(key), value) for key, value in returned.items()]
-    elif isinstance(returned, tuple) and (fields := getattr(returned, "_fields", None)):
-        pairs = list(zip(fields, returned, strict=True))
-    elif isinstance(returned, (tuple, list)):
-        pairs = [(f"item {i}", value) for i, value in enumerate(returned)]
-    elif any(hasattr(returned, key) for key in LOSS_NAMES):
-        names = getattr(returned, "__dict__", {}) or getattr(returned, "__dataclass_fields__", {})
-        stored = [key for key in names if not key.startswith("_")]
-        known = [key for key in (*LOSS_NAMES, *Z_NAMES, "cross_entropy", "ce") if hasattr(returned, key)]
-        pairs = [(key, getattr(returned, key)) for key in dict.fromkeys((*stored, *known))]
-    else:
-        return
-    for key, value in pairs:
-        if isinstance(value, (Mapping, tuple, list)) and not key.startswith("_"):
-            yield from ((inner if key.startswith("item") else f"{key}.{inner}", x) for inner, x in _entries(value))
+    """Named entries, those of nested containers as `name.entry`."""
+    if isinstance(returned, tuple) and hasattr(returned, "_asdict"):
+        returned = returned._asdict()
+    if isinstance(returned, (tuple, list)):
+        returned = {f"item {i}": x for i, x in enumerate(returned)}
+    elif not isinstance(returned, Mapping):
+        stored = [name for name in getattr(returned, "__dict__", {}) if not name.startswith("_")]
+        known = [name for name in (*LOSS_NAMES, *Z_NAMES) if hasattr(returned, name)]
+        returned = {name: getattr(returned, name) for name in dict.fromkeys((*stored, *known))}
+    for name, value in returned.items():
+        if isinstance(value, (tuple, list, Mapping)):
+            yield from ((key if str(name).startswith("item") else f"{name}.{key}", x) for key, x in _entries(value))
         else:
-            yield key, value
+            yield str(name), value
 
 
-def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
-
-
-def _reported(value: Any) -> Reported:
-    if not isinstance(value, Tensor):
-        return Reported(float(value), (), None, False)
-    number = float(value.detach().double().reshape(())) if value.numel() == 1 else None
-    return Reported(number, tuple(value.shape), value.dtype, value.requires_grad)
-
-
-# The process and its errors.
+# The process around a call.
 
 
 @contextlib.contextmanager
-def _process_restored(*, environment_too: bool = True) -> Iterator[None]:
-    """Run user code and put the working directory, the environment and the standard streams back as they were.
-
-    An imported module may set variables that its loss needs: `environment_too=False` keeps those.
-    """
+def process_restored(*, environment_too: bool = True) -> Iterator[None]:
+    """Run user code and put the working directory, the environment and the standard streams back as they were."""
     environment = dict(os.environ)
     with contextlib.ExitStack() as stack:
         # Entered with what is there now, these put it back at the end.
@@ -441,101 +393,7 @@ def _random_state(seed: int) -> Iterator[None]:
             numpy.random.set_state(numpy_state)  # noqa: NPY002
 
 
-class _TimeIsUp(BaseException):
-    """Not an `Exception`: code that catches those must not catch this one."""
-
-
-@contextlib.contextmanager
-def _limited(seconds: float | None, name: str) -> Iterator[None]:
-    """An error if the block takes longer than `seconds`; None means no limit.
-
-    The system's timer interrupts Python code, sleeping and waiting for locks. It needs the main thread; in other threads, and
-    where the system has no such timer, there is no limit.
-    """
-    if not seconds or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield
-        return
-
-    def ring(number: int, frame: FrameType | None) -> None:
-        raise _TimeIsUp
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    except _TimeIsUp:
-        raise LossTimeoutError(
-            f"{name} did not return within {seconds:g} seconds: it hangs, or needs a larger `time_limit` (0: none)."
-        ) from None
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def _named_error(error: BaseException) -> str:
-    """The kind of an error and the first line of its text; the failed line of code if it has none, such as a bare assert.
-
-    Backticks become quotes: names between backticks are printed as flags, and these are not arguments of the audit.
-    """
-    kind, text = type(error).__name__, str(error).replace("`", "'").strip().splitlines()
-    if text:
-        return f"{kind}: {text[0][:300]}"
-    at = traceback.extract_tb(error.__traceback__)[-1:]
-    return kind + "".join(f" at `{x.line[:120]}` (line {x.lineno} of {Path(x.filename).name})" for x in at if x.line)
-
-
-def _arguments_hint(function: Callable[..., Any], linear: bool, error: BaseException) -> str:
-    """A forgotten or superfluous `linear`, read from the signature.
-
-    A third parameter with a default lets the wrong call start, and torch then complains about shapes or dtypes.
-    """
-    places = [p for p in _parameters(function) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    needed = sum(1 for p in places if p.default is p.empty)
-    heads = ("hidden", "hidden_states", "weight", "lm_head", "lm_head_weight", "head")
-    of_a_head = any(p.name.lower() in heads for p in places[:2])
-    if isinstance(error, TypeError) and not linear and needed == 3:
-        return " It needs three arguments: a loss of (hidden, weight, target) is audited with `linear=True`."
-    if isinstance(error, TypeError) and linear and needed == len(places) == 2:
-        return " It takes two arguments: a loss of (logits, target) is audited without `linear`."
-    if linear and needed < 3 and len(places) > 1 and not of_a_head:
-        return " Does it take (logits, target)? Then leave out `linear=True`."
-    if not linear and len(places) >= 3 and of_a_head:
-        return " Does it take (hidden, weight, target)? Then pass `linear=True`."
-    return ""
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Empty for a function whose signature is not available."""
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return []
-
-
-def router_arguments(function: Callable[..., Any]) -> str | None:
-    """The first two parameters in words where the second is a coefficient and none is a target, as in Megatron's
-    `z_loss_func(logits, z_loss_coeff)`.
-    """
-    names = [parameter.name.lower() for parameter in _parameters(function)]
-    targets = any(word in name for name in names for word in ("target", "label"))
-    if len(names) < 2 or targets or not any(word in names[1] for word in ("coef", "lambda")):
-        return None
-    return f"({names[0]}, {names[1]})"
-
-
-def _gpu_hint(error: BaseException, device: torch.device) -> str:
-    """A sentence if the loss seems to want a GPU and the probes ran without one."""
-    text = f"{type(error).__name__} {error}".lower()
-    wants_gpu = any(word in text for word in ("cuda", "gpu", "triton", "nvidia", "active drivers"))
-    if device.type == "cpu" and wants_gpu:
-        return " The probes ran on the CPU, and this loss seems to want a GPU: run the audit on a machine that has one."
-    return ""
-
-
 # A loss by its name.
-
-NEAR = 0.7
-"""Minimum similarity of a suggested name: a file has many names, and some are similar by chance."""
 
 
 def load_function(name: str) -> Callable[..., Any]:
@@ -554,7 +412,7 @@ def load_function(name: str) -> Callable[..., Any]:
             public = [key for key, value in named.items() if callable(value)]
             # What a file imports comes after what it defines.
             public.sort(key=lambda key: getattr(named[key], "__module__", None) != getattr(module, "__name__", None))
-            raise UnknownNameError(f"name in {module_name}", attribute, public[:40], alike=NEAR)
+            raise UnknownNameError(f"name in {module_name}", attribute, public[:40], alike=0.7)
         found = getattr(found, part)
     if not callable(found):
         raise InputError(f"{name} is of type {type(found).__name__}, not a function.")
@@ -568,7 +426,7 @@ def load_function(name: str) -> Callable[..., Any]:
 
 def _module(name: str) -> ModuleType:
     try:
-        with _process_restored(environment_too=False):
+        with process_restored(environment_too=False):  # an imported module may set variables that its loss needs
             folder = str(Path(name).resolve().parent) if name.endswith(".py") else os.getcwd()
             if folder not in sys.path:
                 sys.path.insert(0, folder)
@@ -576,9 +434,10 @@ def _module(name: str) -> ModuleType:
     except InputError:
         raise
     except (Exception, SystemExit) as error:
+        first = (str(error).strip().splitlines() or ["no message"])[0][:300]
         raise InputError(
-            f"cannot import {name!r} ({_named_error(error)}). Name a module that can be imported from here, or a file that ends "
-            "in .py."
+            f"cannot import {name!r} ({type(error).__name__}: {first}). Name a module that can be imported from here, or a file that "
+            "ends in .py."
         ) from error
 
 
