@@ -124,7 +124,7 @@ class Loss:
             value=float(loss.double().sum()),
             grad_TV=grad_TV[counted],
             hidden_TT=None if hidden_TT is None else hidden_TT[counted][:, counted],
-            beyond=float(grad_TV.norm().square() - grad_TV[counted].norm().square()) ** 0.5 if self.shift else 0.0,
+            beyond=float(grad_TV.index_fill(0, counted, 0.0).norm()),
             others=others,
             overwritten=overwritten,
             unit=torch.finfo(loss.dtype).eps / 2,

@@ -330,6 +330,9 @@ def filtered_source(e: Evidence) -> Found:
             continue
         least = 1e-6 * float(wanted_TV.abs().max()) if kind == "continuous" else 1e-6 / len(wanted_TV)
         gone_TV = ((outcome.grad_TV == 0) & (wanted_TV.abs() > least))[:, : probe.lanes]
+        large_TV = wanted_TV[:, : probe.lanes] > 1e-2 * wanted_TV.amax(-1, True)
+        if not e.plain and bool((gone_TV & large_TV).any()):
+            continue  # something else than a threshold on small entries
         # Tokens without any gradient are another matter, unless nothing but Z should have trained them.
         gone_TV &= outcome.grad_TV.any(-1, keepdim=True) | torch.tensor(kind == "confident")
         share = float(gone_TV.double().mean())
@@ -456,6 +459,8 @@ def denominator_mismatch(e: Evidence) -> Found:
 PRIMES = (1, 5, 251, 1031, 2053)
 """Numbers of tokens: whatever chunks a loss works in, they leave a remainder."""
 VOCABS = (5003, 70001)
+ENTRIES = 2**20
+"""Most logits of a batch: about twenty fp64 copies of them exist at once."""
 
 
 @check(
@@ -480,6 +485,8 @@ def size_dependent(e: Evidence) -> Found:
     if not e.space.padded:
         sizes += [(6, vocab, e.loss.sequences) for vocab in VOCABS]
     for tokens, vocab, sequences in sizes:
+        if tokens * vocab > ENTRIES:
+            continue
         probe = draw("mixed", e.space.sized(tokens, None if vocab == e.space.lanes else vocab), e.seed + 5)
         loss = replace(e.loss, sequences=sequences)
         outcome, seen = loss.attempt(probe), replace(e, loss=loss).measured(probe)
