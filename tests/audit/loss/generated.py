@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -35,8 +36,8 @@ GLOBAL_TOKENS = 2048
 def draw(seed: int, *, compiled: bool = False) -> Case:
     rng = random.Random(seed)
     axes = SimpleNamespace(**{axis: rng.choice(values) for axis, values in AXES.items()})
-    if compiled:  # a graph of its own for every size: keep it small
-        axes.chunks, axes.checkpointed = "one", False
+    if compiled:  # one graph, without breaks
+        axes.chunks, axes.checkpointed, axes.mask = "one", False, "where"
 
     def loss(*inputs: Tensor) -> Any:
         target, sums_of = inputs[-1], partial(chunk_sums, axes)
@@ -47,6 +48,7 @@ def draw(seed: int, *, compiled: bool = False) -> Case:
         nll, penalty = (axes.scale * sum(terms) / counts[axes.divisor] for terms in zip(*sums, strict=True))
         return returned(axes, nll, penalty, target)
 
+    loss.__code__ = loss.__code__.replace(co_name=f"draw_{seed}")  # dynamo counts recompilations by code object
     scale, counts = axes.scale, {"ce_denominator": axes.divisor, "z_denominator": axes.divisor}
     if axes.divisor == "constant":
         scale, counts = axes.scale / GLOBAL_TOKENS, {"ce_denominator": "sum", "z_denominator": "sum"}
@@ -99,6 +101,12 @@ def chunk_sums(axes: SimpleNamespace, rows: Tensor, *rest: Tensor) -> tuple[Tens
     return tuple(torch.where(keep, term, 0.0).sum() for term in terms)
 
 
+@dataclass
+class Output:
+    loss: Tensor
+    logits: Tensor | None = None
+
+
 def returned(axes: SimpleNamespace, nll: Tensor, penalty: Tensor, target: Tensor) -> Any:
     loss = nll + penalty + axes.constant
     logged = {"ce": nll.detach(), "z_loss": penalty.detach() / axes.scale, "tokens": (target != -100).sum()}
@@ -107,7 +115,7 @@ def returned(axes: SimpleNamespace, nll: Tensor, penalty: Tensor, target: Tensor
         "tuple": (loss, nll.detach(), penalty.detach()),
         "dict": {"loss": loss, **logged},
         "total": {"loss": nll.detach(), "total_loss": loss},
-        "object": SimpleNamespace(loss=loss, logits=None),
+        "object": Output(loss),
         "metrics": (loss, logged | {"perplexity": nll.detach().exp()}),
     }[axes.returns]
 
