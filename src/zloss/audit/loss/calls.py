@@ -350,8 +350,10 @@ def _entries(returned: Any) -> Iterator[tuple[str, Any]]:
         known = [name for name in (*LOSS_NAMES, *Z_NAMES) if hasattr(returned, name)]
         returned = {name: getattr(returned, name) for name in dict.fromkeys((*stored, *known))}
     for name, value in returned.items():
-        if isinstance(value, (tuple, list, Mapping)):
-            yield from ((key if str(name).startswith("item") else f"{name}.{key}", x) for key, x in _entries(value))
+        if isinstance(value, Mapping) and str(name).startswith("item"):
+            yield from _entries(value)
+        elif isinstance(value, (tuple, list, Mapping)):
+            yield from ((f"{name}.{key}", x) for key, x in _entries(value))
         else:
             yield str(name), value
 

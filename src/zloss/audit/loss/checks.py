@@ -19,6 +19,7 @@ from torch import Tensor
 from zloss.audit.loss.calls import Z_NAMES, LossCallError, dtype_name
 from zloss.audit.loss.evidence import TOLERANCE, Evidence, identify, relative, unrepeatable
 from zloss.audit.loss.probes import Probe, allowed, draw, seeded
+from zloss.audit.loss.sixteen_bits import HeadCall, accumulated, filtered, inconsistent, stored
 from zloss.results.loss_audit import Finding, Severity, Witness
 
 Need = Literal["calls", "fit", "z"]
@@ -180,7 +181,10 @@ def zero_gradient_z(e: Evidence) -> Found:
     if coef:
         words = f"A Z with λ = {coef:.3g} was expected, but the gradient is cross-entropy alone."
         return found(e, words, 0.0, coef, quantity="λ")
-    probe = e.mixed[0].shifted(0.13)
+    probe, outcome = e.mixed
+    if outcome.hidden_TT is not None and relative(outcome.hidden_TT, outcome.grad_TV @ probe.logits_TV.T) > 1e-2:
+        return None  # it trains hidden or weight: see forward_backward_mismatch
+    probe = probe.shifted(0.13)
     seen = _slope(e, probe, probe.widened(torch.ones_like(probe.inside_TV)), (4.0, 0.05))
     if seen is None or seen[2] < 3e-3 or not e.plain or not e.has_ce:
         return None
@@ -265,7 +269,8 @@ def forward_backward_mismatch(e: Evidence) -> Found:
             return found(e, words, off, quantity="‖dh − δW‖/‖δW‖")
     if e.identified.computes_in not in ("float64", "float32") or (e.fitted is not None and e.fitted.beta):
         return None
-    probe = replace(probe.shifted(0.13), name=probe.name)
+    # With ignored tokens, so that the counts of value and gradient show.
+    probe = (draw("half ignored", e.space, e.seed) if e.masks else probe).shifted(0.13)
     outcome = e.loss(probe, e.fine)
     ties_T1 = (probe.inside_TV == probe.inside_TV.amax(-1, True)).sum(-1, keepdim=True) > 1
     random = torch.randn(probe.logits_TV.shape, generator=seeded(e.seed + 2), dtype=torch.float64)
@@ -278,7 +283,10 @@ def forward_backward_mismatch(e: Evidence) -> Found:
         value, gradient, off = seen
         if off > 3e-3:
             sentence = f"Along {words} the value changes by {value:.4g} per unit, but its gradient says {gradient:.4g}."
-            return found(e, sentence, gradient, value, quantity=f"derivative along {words}", on=probe, dtype=e.fine)
+            # Weights that depend on the logits are detached on purpose: focal factors, importance ratios.
+            level: Severity | None = "note" if e.identified.ce_weights == "token" else None
+            quantity = f"derivative along {words}"
+            return found(e, sentence, gradient, value, quantity=quantity, on=probe, dtype=e.fine, severity=level)
     return None
 
 
@@ -342,7 +350,102 @@ def filtered_source(e: Evidence) -> Found:
                 "the source is not."
             )
             return found(e, words, share, quantity="share of the entries", on=probe)
+    if (call := filtered(e)) is not None:
+        what = f"{int(call.dead_T.sum())} confident tokens get no gradient" if call.dead_T.any() else "small entries are dropped"
+        return _on_head(e, call, f"With {dtype_name(call.dtype)} inputs {what}")
     return None
+
+
+def _on_head(e: Evidence, call: HeadCall, lead: str) -> Finding:
+    """A finding about the row sums of a 16-bit head."""
+    wanted = float(call.wanted_T.square().mean().sqrt())
+    words = f"{lead}: the row sums of the source are off by {call.rms:.2g} (RMS, relative to CE), where Z has {wanted:.2g}."
+    return found(e, words, call.rms, 0.0, quantity="RMS of Σδ − Σδ of fp64", on=call.probe, dtype=call.dtype, noise=call.limit)
+
+
+@check(
+    "error",
+    "fit",
+    "reuse the forward log-sum-exp statistics in the backward pass, with the logits they were computed from",
+    "a phantom Z of random sign, several times the real one",
+    has=lambda h, w, y: _InTwoPrecisions.apply(h, w, y),  # type: ignore[no-untyped-call]
+    misses=lambda h, w, y: _plain(h.float() @ w.float().T, y, 0.0),
+    options={"linear": True},
+)
+def inconsistent_softmax(e: Evidence) -> Found:
+    """Are the probabilities of the backward pass those of another log Z, with 16-bit inputs?"""
+    call = inconsistent(e)
+    if call is None:
+        return None
+    peak = float(call.probe.seen_TV.abs().max())
+    return _on_head(e, call, f"With {dtype_name(call.dtype)} inputs and logits up to {peak:.0f} Σp is not 1")
+
+
+class _InTwoPrecisions(torch.autograd.Function):
+    """log Z of logits in the dtype of the inputs, and a backward pass that has them in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        log_z = (hidden.float() @ weight.float().T).to(hidden.dtype).float().logsumexp(-1)
+        ctx.save_for_backward(hidden, weight, target, log_z)
+        picked = (hidden.float() * weight[target.clamp(min=0)].float()).sum(-1)
+        return _mean(log_z - picked, target)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, None]:
+        hidden, weight, target, log_z = ctx.saved_tensors
+        p = (hidden.float() @ weight.float().T - log_z[:, None]).exp()
+        delta = p - F.one_hot(target.clamp(min=0), len(weight))
+        delta = upstream[0] * torch.where((target != -100)[:, None], delta, 0.0) / _count(target)
+        return (delta @ weight.float()).to(hidden.dtype), (delta.T @ hidden.float()).to(weight.dtype), None
+
+
+@check(
+    "error",
+    "fit",
+    "accumulate dW in fp32 and round it once",
+    "the gradient of the head loses digits with every chunk of tokens",
+    has=lambda h, w, y: _in_chunks(h, w, y, torch.bfloat16),
+    misses=lambda h, w, y: _in_chunks(h, w, y, torch.float32),
+    options={"linear": True},
+)
+def chunk_accumulation(e: Evidence) -> Found:
+    """Does the error of dW grow with the number of tokens, with 16-bit inputs?"""
+    if (pair := accumulated(e)) is None:
+        return None
+    few, many = pair
+    words = (
+        f"With {dtype_name(many.dtype)} inputs dW is off by {few.weight_error:.2g} with {len(few.off_T)} tokens and by "
+        f"{many.weight_error:.2g} with {len(many.off_T)}: it is accumulated in 16 bits."
+    )
+    quantity = "‖dW − fp64‖/‖fp64‖"
+    return found(
+        e, words, many.weight_error, many.rounded_once, quantity=quantity, on=many.probe, dtype=many.dtype, noise=few.weight_error
+    )
+
+
+def _in_chunks(hidden: Tensor, weight: Tensor, target: Tensor, wide: torch.dtype) -> Tensor:
+    """CE in chunks of 16 tokens, whose parts of dW are added in `wide` if the inputs have 16 bits."""
+
+    class Chunks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
+            ctx.save_for_backward(hidden, weight)
+            return _ce(hidden.float() @ weight.float().T, target)
+
+        @staticmethod
+        def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor]:
+            hidden, weight = ctx.saved_tensors
+            z = hidden.float() @ weight.float().T
+            delta = z.softmax(-1) - F.one_hot(target.clamp(min=0), len(weight))
+            delta = upstream[0] * torch.where((target != -100)[:, None], delta, 0.0) / _count(target)
+            grad = torch.zeros_like(weight, dtype=torch.float32 if weight.dtype == torch.float32 else wide)
+            for rows, h in zip(delta.split(16), hidden.float().split(16), strict=True):
+                grad += (rows.T @ h).to(grad.dtype)
+            return (delta @ weight.float()).to(hidden.dtype), grad.to(weight.dtype)
+
+    out: Tensor = Chunks.apply(hidden, weight)  # type: ignore[no-untyped-call]
+    return out
 
 
 @check(
@@ -372,6 +475,12 @@ def low_precision_source(e: Evidence) -> Found:
         if off > max(1e-2 if e.fitted.slopes else 1e-3, 2 * floor):
             words = f"On fp32 logits the source is off by {off:.2g} from fp64, far beyond rounding ({floor:.1g})."
             return found(e, words, off, quantity="‖applied − fp64‖/‖fp64‖", on=probe, noise=floor)
+    if (call := stored(e)) is not None and inconsistent(e) is None and filtered(e) is None:
+        words = f"With bf16 inputs it stores 16-bit logits: dW is off by {call.weight_error:.2g}, rounding alone by {call.rounded_once:.1g}."
+        return found(
+            e, words, call.weight_error, 0.0, quantity="‖dW − fp64‖/‖fp64‖", on=call.probe, dtype=call.dtype,
+            noise=call.rounded_once, severity="note",
+        )  # fmt: skip
     if not e.fitted.slopes or e.space.warp.cap is not None:
         return None
     for dtype, unit in ((torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)):
@@ -442,7 +551,7 @@ def denominator_mismatch(e: Evidence) -> Found:
     assert e.fitted is not None
     if not e.fitted.slopes or not e.fitted.uniform or not e.has_ce:
         return None
-    ratios = [(seen.z / seen.ce, seen) for seen in e.batches if seen.ce and not seen.spread]
+    ratios = [(seen.z / seen.ce, seen) for seen in e.batches if seen.ce and not seen.uneven]
     if len(ratios) < 2:
         return None
     (low, few), (high, many) = min(ratios, key=lambda x: x[0]), max(ratios, key=lambda x: x[0])
@@ -509,13 +618,8 @@ def size_dependent(e: Evidence) -> Found:
 
 
 def _at_size(e: Evidence, seen: Any, vocab: int) -> str:
-    """How a batch of another size differs. Where c does not follow a known rule, only CE is compared."""
-    if vocab == e.space.lanes or e.identified.target_rule == "constant" or not e.identified.has_z:
-        return e.differs(seen, 2e-2)
-    if e.identified.target_rule == "log_v" and e.fitted is not None and len(e.fitted.slopes) == 1:
-        # log V moves the level of the line, which `measure` does not know: CE has to be the same.
-        seen = replace(seen, z=1.0 / e.count("Z", seen.valid, seen.tokens), left=0.0)
-    else:
+    """How a batch of another size differs. Where c changes with the vocabulary, only CE is compared there."""
+    if vocab != e.space.lanes and e.moves:
         seen = replace(seen, z=1.0 / e.count("Z", seen.valid, seen.tokens), left=0.0)
     return e.differs(seen, 2e-2)
 
@@ -622,7 +726,10 @@ def padding_in_log_z(e: Evidence) -> Found:
     repeat=False,
 )
 def targets_moved(e: Evidence) -> Found:
-    """Is row t trained on target t + 1, and the last row on target 0?"""
+    """Is a row trained on the target of another one than the next?"""
+    if e.loss.shift > 1:
+        words = f"Row t is trained on target t + {e.loss.shift}: labels are shifted {e.loss.shift} times, unless that is meant."
+        return found(e, words, float(e.loss.shift), 1.0, quantity="shift of the targets", severity="warning")
     if not e.loss.rolled:
         return None
     words = "Row t is trained on target t + 1 and the last row on target 0. All else was audited with the targets rolled back."
@@ -645,7 +752,7 @@ def differs_from_expected(e: Evidence) -> Found:
     """Is it something else than what was expected?"""
     got, differences, ratio = e.identified, list[str](), _times_expected(e)
     if "coef" in e.expect and ratio is not None and abs(ratio - 1) > max(1e-3, got.uncertainty.coef_relative or 0.0):
-        if _whole(ratio) is None and got.has_z:
+        if not _counted(e) and got.has_z:
             applied = (got.coef or 0.0) / _scale(e)
             relative_to = " relative to CE" if abs(_scale(e) - 1) > 1e-6 else ""
             differences.append(f"λ{relative_to} is {applied:.5g}, not {float(e.expect['coef']):.5g}")
@@ -688,9 +795,12 @@ def _times_expected(e: Evidence) -> float | None:
     return e.identified.coef / _scale(e) / wanted
 
 
-def _whole(ratio: float | None) -> int | None:
-    """The whole number ≥ 2 that a ratio is; None if it is none."""
-    return round(ratio) if ratio is not None and ratio > 1.5 and abs(ratio - round(ratio)) < 1e-2 * ratio else None
+def _counted(e: Evidence) -> int:
+    """How many times the expected λ is applied: a whole number ≥ 2; 0 if CE is scaled instead, or the factor is not whole."""
+    ratio = _times_expected(e) or 0.0
+    absolute = (e.identified.coef or 0.0) / float(e.expect["coef"]) if ratio else 1.0
+    whole = ratio > 1.5 and abs(ratio - round(ratio)) < 1e-2 * ratio and abs(absolute - 1) > 1e-2
+    return round(ratio) if whole else 0
 
 
 @check(
@@ -705,7 +815,7 @@ def _whole(ratio: float | None) -> int | None:
 def counted_twice(e: Evidence) -> Found:
     """Is λ a whole multiple of the expected one?"""
     ratio = _times_expected(e)
-    if (times := _whole(ratio)) is None:
+    if not (times := _counted(e)):
         return None
     words = f"λ relative to CE is {times} times the expected one: Z is added {times} times."
     return found(e, words, ratio, 1.0, quantity="λ relative to the expected one")
@@ -855,8 +965,11 @@ def other_ignore_index(e: Evidence) -> Found:
     """Does it ignore another index than the given one?"""
     if e.given_ignore is None:
         return None
-    words = f"It ignores {e.loss.ignore_index}, not {e.given_ignore}: audited with `ignore_index={e.loss.ignore_index}`."
-    return found(e, words, float(e.loss.ignore_index), float(e.given_ignore), quantity="the ignored index")
+    what = "and trains tokens marked with that" if e.given_trained else "which it rejects"
+    words = f"It ignores {e.loss.ignore_index}, not {e.given_ignore}, {what}: audited with `ignore_index={e.loss.ignore_index}`."
+    level: Severity | None = "error" if e.given_trained else None
+    numbers = float(e.loss.ignore_index), float(e.given_ignore)
+    return found(e, words, *numbers, quantity="the ignored index", severity=level)
 
 
 @check(
@@ -903,7 +1016,7 @@ def unexplained_source(e: Evidence) -> Found:
         if penalty.finding == "unexplained_source":
             words = f"The penalty is on {penalty.words}: {penalty.consequence}."
             return found(e, words, got.coef, None, quantity="λ of that penalty")
-    if got.target_rule == "other":
+    if got.target_rule == "other" and not any(penalty.finding for penalty in e.fitted.form.penalties):
         words = "c changes with the vocabulary, but not as log V plus a constant."
         return found(e, words, got.target, math.log(got.vocab or 1), quantity=f"c at V = {got.vocab}, against log V")
     return None
@@ -938,7 +1051,7 @@ def not_repeatable(e: Evidence) -> Found:
 
 EXPLAINS = {
     "padding_in_log_z": ("unexplained_source", "size_dependent", "low_precision_source"),
-    "low_precision_source": ("unexplained_source", "filtered_source", "size_dependent"),
+    "low_precision_source": ("unexplained_source", "size_dependent", "overflow"),
     "filtered_source": ("unexplained_source",),
 }
 """Findings → those that only restate them: the more specific one is reported."""
@@ -951,7 +1064,7 @@ def answer_all(e: Evidence) -> tuple[Finding, ...]:
         # Nothing that was measured between calls that differ holds.
         answers = {id: one.answer(e) for id, one in CHECKS.items()}
     for cause, effects in EXPLAINS.items():
-        for id in effects if answers[cause].verdict == "finding" else ():
+        for id in effects if answers[cause].severity in ("error", "warning") else ():
             if answers[id].verdict == "finding":
                 answers[id] = Finding(id, "not_applicable", f"Explained by {cause}.")
     doubted = [id for id, one in answers.items() if one.severity in ("error", "warning") and CHECKS[id].repeat]

@@ -72,6 +72,12 @@ class Evidence:
     """In words, how fp64 logits train something else than fp32 ones."""
     given_ignore: int | None = None
     """The ignore index that was given, where the loss has another one."""
+    given_trained: bool = False
+    """Whether the loss trains tokens with the given index; else it rejects them."""
+    moves: bool = True
+    """Whether c of a penalty changes with the vocabulary, or that is not known."""
+    heads: dict[Any, Any] = field(default_factory=dict)
+    """Calls on 16-bit heads, by what was asked (`sixteen_bits.call_head`)."""
     changing: str = ""
     """In words, how a repeated call gave something else."""
 
@@ -113,13 +119,14 @@ class Evidence:
 
     def differs(self, seen: Measured, tolerance: float = TOLERANCE) -> str:
         """In words, how a batch differs from what was identified; "" where it does not."""
-        if self.fitted is None or (seen.spread and seen.left < tolerance):
-            return ""  # means of groups: every token has a weight of its own, which the penalty shares
+        if self.fitted is None:
+            return ""
         words, got = [], self.identified
         for part, factor, name in (("CE", seen.ce, got.ce_denominator), ("Z", seen.z, got.z_denominator)):
             count = self.count(part, seen.valid, seen.tokens)
             exact = factor * count
-            known = self.fitted.uniform or part == "Z"
+            # Means of groups weigh tokens unevenly under a mask.
+            known = (self.fitted.uniform or part == "Z") and not seen.uneven
             known = known and (name in COUNTS or name == "mean") and (part == "CE" or bool(self.fitted.slopes))
             if known and abs(exact - 1) > tolerance + seen.slack * count * (part == "Z"):
                 words.append(f"the weight on {part} is {exact:.4g} times the expected one")
@@ -138,8 +145,11 @@ class Evidence:
         outcome = self.loss.attempt(probe, dtype)
         if outcome is None or self.fitted is None:
             return None
-        unit = torch.finfo(dtype or self.loss.dtype).eps / 2
-        return measure(self.fitted, probe, outcome.grad_TV, max(self.fitted.eps, unit) if eps is None else eps)
+        return measure(self.fitted, probe, outcome.grad_TV, self.unit(dtype) if eps is None else eps)
+
+    def unit(self, dtype: torch.dtype | None = None) -> float:
+        """The unit roundoff of a call in `dtype`, by default that of the loss."""
+        return max(self.fitted.eps if self.fitted else 0.0, torch.finfo(dtype or self.loss.dtype).eps / 2)
 
 
 def take(loss: Loss, space: Space, seed: int, dtype: torch.dtype | None = None) -> dict[str, tuple[Probe, Outcome]]:
@@ -152,14 +162,14 @@ def identify(loss: Loss, space: Space, seed: int) -> Evidence:
     """Find how the loss is called, explain its gradient, name its denominators, and confirm on a second draw."""
     find_call(loss, space)
     given = loss.ignore_index
-    space, masks = _find_ignored(loss, space)
+    space, masks, trained = _find_ignored(loss, space)
     base = take(loss, space, seed)
     empty = Identified(
         None, None, None, None, "unknown", None, Uncertainty(), vocab=space.lanes, targets=loss.targets,
         computes_in="float32", ce_scale=None, label_smoothing=None, ce_weights=None,
     )  # fmt: skip
     e = Evidence(loss, space, seed, base, empty, fine=loss.dtype, masks=masks)
-    e.given_ignore = given if given != loss.ignore_index else None
+    e.given_ignore, e.given_trained = (given if given != loss.ignore_index else None), trained
     if "mixed" not in base:
         raise LossCallError(f"{loss.name} gave a loss that is not finite on a batch on which it was finite before.")
     if words := unrepeatable(loss, [base["mixed"]], [None, seed + 12345]):
@@ -187,8 +197,11 @@ def _open(e: Evidence, reason: str, **known: Any) -> Evidence:
     return e
 
 
-def _find_ignored(loss: Loss, space: Space) -> tuple[Space, bool]:
-    """The ignore index, if another one than the given one is at work; and the classes that get no gradient."""
+def _find_ignored(loss: Loss, space: Space) -> tuple[Space, bool, bool]:
+    """(the space without classes that get no gradient, whether masks are accepted, whether the given index is trained).
+
+    The ignore index is set on `loss` where another one than the given one is at work.
+    """
     half = draw("half ignored", space, loss.seed)
 
     def clean(index: int) -> bool | None:
@@ -213,7 +226,7 @@ def _find_ignored(loss: Loss, space: Space) -> tuple[Space, bool]:
     if outcome is not None:
         silent = classes[outcome.grad_TV.norm(dim=-1) == 0].tolist()
         avoid |= frozenset(silent if len(silent) <= 2 else ())
-    return replace(space, avoid=avoid), given is not None or clean(loss.ignore_index) is not None
+    return replace(space, avoid=avoid), given is not None or clean(loss.ignore_index) is not None, given is False
 
 
 def _explain(e: Evidence) -> None:
@@ -223,14 +236,14 @@ def _explain(e: Evidence) -> None:
     own = ("float32",) if loss.dtype == torch.float32 else ("float64", "float32")
     e.fitted = explain(parts, own, linear=loss.linear)
     fine = take(loss, e.space, e.seed, torch.float64)
-    if e.fitted is None or loss.dtype == torch.float64 or fine.keys() != e.base.keys():
+    if loss.dtype == torch.float64 or fine.keys() != e.base.keys():
         return
-    # A small penalty may hide in the rounding of fp32: what explains fp64 is taken if it explains fp32 too.
+    # A small penalty may hide in the rounding of fp32, or be amplified by it: what explains fp64 is taken if fp32 agrees.
     fine_parts = [(probe, outcome.grad_TV) for probe, outcome in fine.values()]
     again = explain(fine_parts, ("float64", "float32"), linear=loss.linear)
     if again is not None and not _unlike(again, parts):
         e.fine, e.fitted = torch.float64, _refined(e, again, torch.float64)
-    elif words := _unlike(e.fitted, fine_parts):
+    elif e.fitted is not None and (words := _unlike(e.fitted, fine_parts)):
         e.other_dtype = words
 
 
@@ -311,7 +324,7 @@ def _rounding(e: Evidence) -> tuple[float, str | None] | None:
             share = float(left[-1].norm() / (outcome.grad_TV - w * ce_TV).norm().clamp(min=1e-300))
             loud = float(z_TV.norm()) > 3 * float(left[-1].norm())
         noise = abs(float(torch.cosine_similarity(left[0], left[1], dim=0))) < 0.5
-        if noise and share > 1e-3 and (best is None or share < best[0]):
+        if noise and 1e-3 < share < 0.5 and (best is None or share < best[0]):
             best = share, penalty.coordinate if loud else None
     return best
 
@@ -325,9 +338,11 @@ def _describe(e: Evidence) -> None:
         rows = torch.randperm(len(pool.target_T), generator=generator)[: space.tokens // part]
         keep_T = torch.randperm(len(rows), generator=generator) < max(round(share * len(rows)), 1)
         probe = pool.take(rows).masked(keep_T)
-        seen = e.measured(probe) if share == 1.0 or e.masks else None
-        if seen is not None:
-            e.batches.append(seen)
+        outcome = loss.attempt(probe) if share == 1.0 or e.masks else None
+        if outcome is not None:
+            # With token weights, the same rows are compared with themselves.
+            alone = None if fitted.uniform else fitted.weights_T[rows][keep_T]
+            e.batches.append(measure(fitted, probe, outcome.grad_TV, e.unit(), alone))
     weights = [(one.valid, e.rows(one.tokens), one.ce) for one in e.batches]
     ce_name = _count_name(weights, e.masks) if abs(fitted.ce) > 1e-9 else "none"
     z_name = _count_name([(one.valid, e.rows(one.tokens), one.z) for one in e.batches], e.masks) if fitted.slopes else None
@@ -346,7 +361,7 @@ def _describe(e: Evidence) -> None:
         has_z=bool(fitted.slopes),
         ce_denominator=ce_name,
         z_denominator=z_name,
-        ce_scale=fitted.ce * counts[0],
+        ce_scale=(fitted.ce if fitted.uniform else float(fitted.weights_T.mean())) * counts[0],
         label_smoothing=smoothing,
         ce_weights=_weights(e),
         computes_in=fitted.precision,
@@ -363,7 +378,8 @@ def _penalty(e: Evidence, got: Identified, counts: list[float], rule: str | None
     first, (slope, level), (ds, dl) = fitted.form.penalties[0], (fitted.slopes[0], fitted.levels[0]), fitted.errors[0]
     v_T = first.value(joined([probe for probe, _ in e.base.values()]).seen_TV)
     words = " and ".join(one.words for one in fitted.form.penalties)
-    got = replace(got, penalty=words, z_weights="shared" if fitted.shared or got.ce_weights == "groups" else "uniform")
+    shared = fitted.shared or (got.ce_weights == "groups" and all(one.shared for one in e.batches if one.uneven))
+    got = replace(got, penalty=words, z_weights="shared" if shared else "uniform")
     if abs(slope) * float(v_T.std()) < 1e-3 * abs(slope * float(v_T.mean()) - level):
         points = ((float(v_T.min()), -level / (fitted.ce or 1.0)), (float(v_T.max()), -level / (fitted.ce or 1.0)))
         return replace(
@@ -415,7 +431,7 @@ def _weights(e: Evidence) -> str:
     fitted = e.fitted
     assert fitted is not None
     if fitted.uniform:
-        return "groups" if any(one.spread for one in e.batches) else "uniform"
+        return "groups" if any(one.uneven for one in e.batches) else "uniform"
     probes = [probe for probe, _ in e.base.values()]
     # A sum of class weights that divides them differs between batches.
     classes = torch.cat([probe.target_T + 2**20 * i for i, probe in enumerate(probes)])
@@ -445,6 +461,8 @@ def _second_vocabulary(e: Evidence) -> str | None:
     if not again.slopes or not again.slopes[0] or not fitted.slopes[0]:
         return None
     moved = again.levels[0] / again.slopes[0] - fitted.levels[0] / fitted.slopes[0]
+    others = zip(fitted.slopes[1:], fitted.levels[1:], again.slopes[1:], again.levels[1:], strict=True)
+    e.moves = abs(moved) >= 1e-2 or any(abs(d / (c or 1e-300) - b / (a or 1e-300)) >= 1e-2 for a, b, c, d in others)
     if abs(moved) < 1e-2:
         return "constant"
     return "log_v" if abs(moved - math.log(vocab / space.lanes)) < 1e-2 else "other"

@@ -289,12 +289,20 @@ class Measured:
     """Gradient on ignored tokens relative to the valid ones."""
     silent_T: Tensor
     """The valid tokens without a gradient."""
-    spread: bool = False
-    """The weights of the valid tokens differ, as those of means of groups do under a mask, and the penalty shares them."""
+    uneven: bool = False
+    """The weights of the valid tokens differ here, as those of means of groups do under a mask."""
+    shared: bool = False
+    """The penalty of a token carries the weight of its CE."""
 
 
-def measure(fitted: Fitted, probe: Probe, grad_TV: Tensor, eps: float) -> Measured:
-    """The weights on CE and on the penalty in another batch. With token weights the mean CE weight; the penalty's is separate."""
+def measure(
+    fitted: Fitted, probe: Probe, grad_TV: Tensor, eps: float, weights_T: Tensor | None = None
+) -> Measured:
+    """The weights on CE and on the penalty in another batch, relative to the fit.
+
+    Where tokens have weights of their own, the weight on CE is the mean, or relative to `weights_T` if those of the same valid
+    tokens are known.
+    """
     got = amounts(fitted.form, probe, grad_TV, eps)
     use, rounding_T = got.use_T, ROUNDING * got.sigma_T
     size_T = grad_TV.norm(dim=-1)
@@ -305,21 +313,24 @@ def measure(fitted: Fitted, probe: Probe, grad_TV: Tensor, eps: float) -> Measur
         return Measured(tokens, valid, 1.0, 1.0, math.inf, 0.0, leak, torch.zeros_like(silent_T), True)
     w = float(got.w_T[use].mean())
     ce = w / fitted.ce if fitted.uniform and fitted.ce else w
+    if weights_T is not None:
+        loud = use & (weights_T.abs() > 0.1 * float(weights_T.abs().max()))
+        ce = float((got.w_T[loud] / weights_T[loud]).median()) if bool(loud.any()) else 1.0
     uneven_T = ((got.w_T - w).abs() - 4 * rounding_T - 1e-6 * abs(w)).clamp(min=0)
-    spread = fitted.uniform and bool((uneven_T > 0)[use].any())
+    uneven = fitted.uniform and bool((uneven_T > 0)[use].any())
     base_T = (got.rest_T - rounding_T).clamp(min=0)
     if fitted.uniform and fitted.form.smoothing:
         off_T = (got.q_T - fitted.epsilon(probe.lanes) * got.w_T).abs()
         base_T = base_T + (off_T - math.sqrt(probe.lanes) * rounding_T).clamp(min=0)
-    ways = [(base_T + (uneven_T if spread else 0.0), got.w_T.abs(), 1.0, 0.0, False)]
+    ways = [(base_T, got.w_T.abs(), 1.0, 0.0, fitted.shared)]
     if fitted.slopes:
         ways, model_KT = [], fitted.model(got.probe)
-        for shared in (False, True) if spread else (fitted.shared,):
+        for shared in (False, True) if uneven else (fitted.shared,):
             zeta_T = got.w_T / w if shared and w else torch.ones_like(got.w_T)
             wanted, seen, weight = (model_KT * zeta_T)[:, use], got.s_KT[:, use], 1 / got.sigma_T[use].square()
             norm = float((wanted.square() * weight).sum())
             z = float((wanted * seen * weight).sum()) / norm if norm else 1.0
-            left_T, whole_T = base_T + (0.0 if shared or not spread else uneven_T), torch.zeros_like(got.w_T)
+            left_T, whole_T = base_T.clone(), torch.zeros_like(got.w_T)
             left_T[use] = left_T[use] + ((seen - z * wanted).abs().sum(0) - rounding_T[use]).clamp(min=0)
             whole_T[use] = (z * wanted).abs().sum(0)
             ways.append((left_T, whole_T, z, 10 / math.sqrt(norm) if norm else 0.0, shared))
@@ -327,9 +338,9 @@ def measure(fitted: Fitted, probe: Probe, grad_TV: Tensor, eps: float) -> Measur
     # Where log Z happens to lie at c the source vanishes, and any error would be large next to it.
     scale_T = whole_T.clamp(min=max(1e-2 * float(whole_T[use].median()), 1e-300))
     left = float((left_T / scale_T)[use].amax())
-    if spread and bool((got.w_T * w < -rounding_T * abs(w))[use].any()):
+    if uneven and bool((got.w_T * w < -rounding_T * abs(w))[use].any()):
         left = 1.0  # no mean of groups changes the sign of a token
-    return Measured(tokens, valid, ce, z, slack, left, leak, silent_T, spread and shared)
+    return Measured(tokens, valid, ce, z, slack, left, leak, silent_T, uneven, shared)
 
 
 @dataclass(frozen=True)
