@@ -114,7 +114,7 @@ def as_denominator(normalizer: float | Tensor, like: Tensor) -> Tensor:
                 f"`normalizer` is expected to be a number or a 0-d tensor, but got shape {list(normalizer.shape)}."
             )
         denominator = normalizer.detach().to(like).reshape(())
-        if denominator.device.type == "cpu" and not bool(denominator >= 0):
+        if may_read(denominator) and not bool(denominator >= 0):
             raise InputError(
                 f"`normalizer` is expected to be a number ≥ 0 (the global token count), but got {normalizer.item()}."
             )
