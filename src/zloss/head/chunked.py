@@ -14,7 +14,7 @@ dh, dW and db are summed by `HeadGradients` (`products.py`).
 
 The gradient of given logits is as large as they are. For reduction="none" and for 16-bit logits, whose gradient would take
 twice their memory in compute precision, the backward pass forms it from the logits and the coefficients
-(`logits_gradient.py`), with one more exp.
+(`logits_gradient.py`), with one more exp. On the CPU bf16 logits are spared it while the upstream gradient is a power of two.
 
 What is done to a chunk of logits between the products is a `RowWork`: PyTorch (`rows.py`), or Triton kernels. The losses
 of hidden states and of logits are in one module because they share the autograd function and the work on a chunk.
@@ -24,6 +24,7 @@ Axes: T tokens, C tokens of a chunk, V vocabulary, D width, B buffers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -51,7 +52,7 @@ from zloss.head.rows import (
 from zloss.head.sharded import RankShare, VocabularyShard, join_row_sums
 from zloss.objectives import Coefficients, Part, TokenLoss, token_loss
 from zloss.statistics import TokenStats
-from zloss.tensors import without_autocast
+from zloss.tensors import may_read, without_autocast
 
 
 def chunked_loss(problem: HeadProblem | LogitsProblem, work: RowWork | None = None) -> LossParts:
@@ -188,8 +189,8 @@ class _WithGradients(torch.autograd.Function):
         targets = ctx.problem.targets
         if ctx.problem.weight_grad_buffer is not None and targets.reduction != "none":
             _require_first_unit_backward(upstream, first=bool(ctx.ready))
-        if ctx.ready:
-            grads = ctx.ready.pop()
+        grads = ctx.ready.pop() if ctx.ready else None
+        if grads is not None and _is_final(grads, upstream, ctx.problem.dtype):
             for i, operand in enumerate(ctx.saved_tensors):  # in place, so that one is freed before the next is copied
                 if grads[i] is not None:
                     grads[i] = multiplied(grads[i], upstream, operand.dtype)
@@ -215,8 +216,22 @@ def multiplied(grad: Tensor, upstream: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def forms_gradient_late(problem: LogitsProblem) -> bool:
-    """Whether the gradient of given logits is formed in the backward pass."""
-    return problem.targets.reduction == "none" or problem.logits_TV.dtype != problem.dtype
+    """Whether the gradient of given logits is formed in the backward pass alone.
+
+    On the CPU that of bf16 logits is also formed in the forward pass, for an upstream gradient that is likely to be 1.
+    """
+    logits = problem.logits_TV
+    if problem.targets.reduction == "none":
+        return True
+    return logits.dtype != problem.dtype and not (logits.dtype == torch.bfloat16 and may_read(logits))
+
+
+def _is_final(grads: list[Tensor | None], upstream: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a multiple of these gradients needs no second rounding: they are in compute precision, or in bf16 and
+    multiplied by a power of two."""
+    if all(grad is None or grad.dtype == dtype for grad in grads):
+        return True
+    return abs(math.frexp(float(upstream))[0]) == 0.5
 
 
 def loss_of_rows(problem: LogitsProblem, value: Tensor, source: RowSource, *, triton: bool) -> Tensor:
@@ -574,9 +589,7 @@ def row_source(shard: VocabularyShard, chunk: Chunk, coefficients: Coefficients)
     """The same as a few numbers per row, from which the backward pass forms the source."""
     valid_C, local = _local_source(shard, chunk, coefficients)
     assert local.b is not None
-    return RowSource(
-        chunk.rows.sums.row_max_C, torch.where(valid_C, chunk.index_C, -1), local.a, local.b, local.g
-    )
+    return RowSource(chunk.rows.sums.row_max_C, torch.where(valid_C, chunk.index_C, -1), local.a, local.b, local.g)
 
 
 def _local_source(shard: VocabularyShard, chunk: Chunk, coefficients: Coefficients) -> tuple[Tensor, Coefficients]:

@@ -98,7 +98,8 @@ def chunked_source(
     memory_budget: int | None,
 ) -> Tensor:
     """The source through the softcap as [T, V] in the dtype of the logits; 0 in padding columns and rows that count nothing."""
-    out_TV, buffers = torch.zeros_like(logits), 1 if softcap is None else 2
+    out_TV, buffers = torch.empty_like(logits), 1 if softcap is None else 2
+    out_TV[:, vocab:] = 0
     bounds = chunk_bounds(
         logits.shape[0] if vocab else 0,  # a rank may hold no column
         vocab * buffers * along_p.dtype.itemsize,

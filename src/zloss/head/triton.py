@@ -9,7 +9,7 @@ Axes: T tokens, C tokens of a chunk, V vocabulary, D width.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 import triton
