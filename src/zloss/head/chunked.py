@@ -406,7 +406,9 @@ def _joined_sources(parts: list[RowSource], weight_T: Tensor) -> RowSource:
     if not parts:
         empty = weight_T.new_zeros(0)
         return RowSource(empty, empty.long(), empty, empty, None)
-    return RowSource(*(None if part[0] is None else torch.cat(part) for part in zip(*parts, strict=True)))
+    *always, uniform = zip(*parts, strict=True)
+    row_max_T, index_T, p_T, target_T = (torch.cat(part) for part in always)
+    return RowSource(row_max_T, index_T, p_T, target_T, None if uniform[0] is None else torch.cat(uniform))
 
 
 def row_plan(problem: HeadProblem | LogitsProblem) -> ProductPlan:

@@ -20,11 +20,11 @@ from zloss.objectives import Coefficients
 
 
 class RowSource(NamedTuple):
-    """The source of every row: along_p·exp(z − m) − along_target·onehot(index) − along_uniform/V."""
+    """The source of every row: along_p·exp(z − m) − along_target·onehot(target) − along_uniform/V."""
 
     row_max: Tensor
     """m."""
-    index: Tensor
+    target: Tensor
     """int64, negative at rows that count nothing."""
     along_p: Tensor
     along_target: Tensor
@@ -68,7 +68,8 @@ def _source_of_loss(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     refuse_double_backward()
     logits, row_max, index, *coefficients = ctx.saved_tensors
     vocab, scale, softcap, chunk_size, memory_budget, triton = ctx.options
-    p, target, uniform = (None if each is None else upstream * each for each in coefficients)
+    p, target = (upstream * each for each in coefficients[:2])
+    uniform = None if coefficients[2] is None else upstream * coefficients[2]
     if triton:
         from zloss.head.triton import row_source as kernel
 
