@@ -201,8 +201,11 @@ def test_the_log_probabilities_say_which_rows_the_verdict_uses_and_where_centeri
     rows = [LogprobNoise("bf16", case, head, replace(gap, rms=rms), None, None) for (case, head), rms in errors.items()]
     said = joined(logprob_document(rows, verdict_format="bf16"))
     assert "The verdict uses the RMS of the bf16 rows in which only the logits are rounded" in said
-    assert "Where inputs and head are rounded to bf16, centering makes the error larger: 0.01 → 0.02." in said
-    assert said.count("makes the error larger") == 1
+    assert (
+        "Where inputs and head are rounded to bf16, the error of the centered head is larger: 0.02 nat, 0.01 nat as it is."
+        in said
+    )
+    assert said.count("the error of the centered head is larger") == 1
     assert "The verdict uses" not in joined(logprob_document(rows))
     page = to_page(logprob_document(rows), "t")
     assert "<b>on policy</b>: RMS of δ for tokens that the model itself samples" in page
