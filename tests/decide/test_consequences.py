@@ -107,19 +107,18 @@ def test_the_headline_did_not_say_that_the_planned_lambda_is_above_its_limit(
 
 
 def test_the_headline_names_every_coefficient_above_its_limit(bare: AuditReport) -> None:
-    planned = {"router_coef": 1e-3, "router_convention": "megatron", "router_share": 0.4}
-    router = weighed(replace(bare, router=ROUTERS), **planned)
+    planned: dict[str, Any] = {"router_coef": 1e-3, "router_convention": "megatron", "router_share": 0.4}
+    router, both = (weighed(replace(bare, router=ROUTERS), r_z=share, **planned) for share in (0.02, 0.2))
     assert verdict(router).sentence == f"{NOTHING_MEASURED} The planned λ_R = 1e-3 is above its limit of 2e-4."
-    both = verdict(replace(router, planned=replace(router.planned, r_z=0.2, r_z_model=0.2)))  # type: ignore[type-var]
-    assert both.sentence.endswith(
+    assert verdict(both).sentence.endswith(
         " The planned λ = 1e-4 is above its limit of 2e-5, and λ_R = 1e-3 is above its limit of 2e-4."
     )
 
 
 def test_a_consequence_was_not_marked_as_ours(bare: AuditReport) -> None:
     """The paper has stages and their numbers; it does not say from which consequence on one matters."""
-    for measured in ({}, {"noise": SHIFTED}, {"gain": 0.2}):
-        assert "Consequences and limits are ours, not the paper's." in verdict(weighed(bare, **measured)).confidence
+    for report in (weighed(bare), weighed(bare, noise=SHIFTED), weighed(bare, gain=0.2)):
+        assert "Consequences and limits are ours, not the paper's." in verdict(report).confidence
 
 
 def test_precision_that_centering_recovers_asks_for_it(bare: AuditReport) -> None:

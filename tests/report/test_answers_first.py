@@ -172,6 +172,8 @@ def test_a_stage_that_fired_harmlessly_says_what_is_large_and_why_it_is_harmless
         assert one.consequence is not None
         assert (item.word, item.tone, item.expanded) == ("fired", "harmless", False)
         assert item.text == f"Large, but harmless here: {one.reason} {one.consequence.reason}"
+        # "→ Deploy the row-centered head" was below a verdict that nothing calls for one.
+        assert item.more[0] == (f"If it mattered: {one.action}", "soft")
     assert len({item.text for item, _ in fired}) == len(fired)
     assert "all harmless here" in tally(found.decisions)
     page = render_page(decide_results(audits=(found,)))
@@ -179,6 +181,7 @@ def test_a_stage_that_fired_harmlessly_says_what_is_large_and_why_it_is_harmless
     mattering = with_decisions(weighed(bare, noise=(0.24, 0.02)), thresholds=limits)
     first = stages_of(mattering)[0]
     assert (first.tone, first.expanded) == ("fired", True)
+    assert first.more[0][0].startswith("→ ")
 
 
 def test_a_model_without_a_router_has_seven_stages(report: AuditReport) -> None:

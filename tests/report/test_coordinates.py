@@ -17,7 +17,7 @@ from zloss.decide.thresholds import Thresholds
 from zloss.report.audit import audit_document, audit_summary, side_by_side_document
 from zloss.report.audit_figures import audit_figures
 from zloss.report.comparison import comparison_document, comparison_summary
-from zloss.report.document import Items, Table, Text, walk
+from zloss.report.document import Items, Table, walk
 from zloss.report.files import notebook_html, render_page, terminal_document
 from zloss.report.numbers import factor, number
 from zloss.report.recommendation import recommendation_document, recommendation_summary

@@ -154,5 +154,7 @@ def test_a_centering_says_what_changed_and_where_the_copy_is() -> None:
     )  # fmt: skip
     text = printed(centering_summary(result, "copy/of the model"))
     assert "a separate tensor in the copy: 2.5 MB more" in text
+    # A smaller P_Z^99.9 of the copy read as an improvement.
+    assert "raw before and centered after: their difference is not a gain." in " ".join(text.split())
     for part in ("a note", "a finding", "p99 |μ| (nat)", "17.5", "1×10⁻⁶", "copy/of the model"):
         assert part in text, part

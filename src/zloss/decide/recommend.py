@@ -350,7 +350,7 @@ def evaluate_arms(comparison: Comparison) -> tuple[EvaluatedArm, ...]:
             transported = deployed.mean / reference.mean
             if transported > 1 and method.coordinate == "centered":
                 both = f"{deployed.mean:.4g} on the centered logits it deploys, {reference.mean:.4g} on CE's raw logits"
-                stronger = f"p99 ‖δ_u‖ is {both}: by our rule, a Z-loss must not push harder than on CE"
+                stronger = f"p99 ‖δ_u‖ is {both}: by our rule the first must not be larger"
             elif transported > 1:
                 stronger = f"p99 ‖δ_u‖ as deployed is × {transported:.4g} that of CE"
         objection = _objection(verdict, quality, ratio, stronger)

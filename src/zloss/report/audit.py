@@ -246,9 +246,15 @@ def decision_document(decisions: Sequence[Decision], first: Block, models: str |
 
 
 def stage_item(decision: Decision, *, actions: bool = True) -> Item:
-    """A stage in short, with its action where it fired."""
+    """A stage in short, with its action where it fired; nothing calls for the action of one that is harmless."""
     tone, word = verdict_word(decision)
-    more: tuple[tuple[str, Tone], ...] = ((f"→ {decision.action}", "strong"),) if decision.fired and actions else ()
+    more = tuple[tuple[str, Tone], ...]()
+    if decision.fired and actions:
+        more = (
+            (f"If it mattered: {decision.action}", "soft")
+            if tone == "harmless"
+            else (f"→ {decision.action}", "strong"),
+        )
     return Item(decision.stage, word, tone, decision.reason, more)
 
 
