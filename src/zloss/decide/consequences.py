@@ -510,8 +510,8 @@ def _confidence(report: AuditReport, decisions: Sequence[Decision], limits: Thre
         said += f" The text is short: tails need at least {limits.least_tokens:,.0f} tokens."
     if report.ppl is not None and report.ppl > vocab:
         said += (
-            f" A perplexity of {report.ppl:,.0f} is worse than guessing among {vocab:,} tokens: check that text, tokenizer and "
-            "weights belong together."
+            f" A perplexity of {report.ppl:,.0f} is worse than guessing among {vocab:,} tokens: check text, tokenizer and "
+            "weights."
         )
     return said
 

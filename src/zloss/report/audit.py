@@ -190,8 +190,8 @@ def verdict_document(verdict: ActionVerdict, *, reasons: int | None = None) -> D
     trained = verdict.if_trained or ()
     for title, sentences in (
         ("Why", [said for said in verdict.why if said not in trained][:reasons]),
-        # The limit of λ comes first.
-        ("If you train with a Z-loss anyway", trained[: None if reasons is None else 1]),
+        # The limit of λ comes first; where there is more to do than to train, the sentence alone has it.
+        ("If you train with a Z-loss anyway", trained[: None if reasons is None else 0 if verdict.changes else 1]),
         ("What it changes", verdict.changes),
     ):
         items = [Text(sentence, "item") for sentence in sentences if sentence]
