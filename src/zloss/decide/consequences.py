@@ -1,8 +1,8 @@
 """Whether what a stage found matters for the training run at hand, and the one verdict that follows.
 
 A stage of the paper's decision map fires on a ratio. A ratio can be large and harmless, so advice rests on a second number: what
-the finding does to log-probabilities or gradients at the λ, c and logit precision that the user trains with. The verdict, by
-precedence:
+the finding does to log-probabilities or gradients at the λ, c and logit precision that the user trains with. These consequences
+and their limits are ours; the paper has the stages. The verdict, by precedence:
 
 | action | when |
 |---|---|
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -215,7 +216,28 @@ def give_verdict(
     comparisons: Sequence[Comparison] = (),
     recommendations: Sequence[Recommendation] = (),
 ) -> ActionVerdict:
-    """What to do, from decisions that have their consequences; runs of a model other than the audited one do not count."""
+    """What to do, from decisions that have their consequences; runs of a model other than the audited one do not count.
+
+    A planned λ or λ_R above its limit is in the sentence, unless runs accepted another one.
+    """
+    found = _action(report, decisions, limits, comparisons, recommendations)
+    above = [] if report is None or found.action == "train" else _above_limits(report, limits)
+    if report is None or not above:
+        return found
+    trained = tuple(dict.fromkeys((*_coefficients(report, limits), *(found.if_trained or ()))))
+    why = (*found.why, *(said for said in trained if said not in found.why))
+    said = f"{found.sentence} The planned {', and '.join(above)}."
+    return replace(found, sentence=said, why=why, if_trained=trained)
+
+
+def _action(
+    report: AuditReport | None,
+    decisions: Sequence[Decision],
+    limits: Thresholds,
+    comparisons: Sequence[Comparison],
+    recommendations: Sequence[Recommendation],
+) -> ActionVerdict:
+    """The verdict by precedence."""
     mattering = {one.stage: one for one in decisions if one.consequence is not None and one.consequence.matters}
     name = None if report is None else report.model.name
     same = [one for one in comparisons if name is None or one.model in (None, name)]
@@ -271,9 +293,7 @@ def give_verdict(
         confidence = f"{settled.confidence}."
     if report is None:
         return ActionVerdict("nothing", "Nothing in these results calls for a change.", tuple(rest), confidence)
-    said = "Nothing to do: this model needs neither a Z-loss nor a centered head."
-    if limiting:
-        said = "Nothing to change in this checkpoint; if you train with Z-loss, keep its coefficient low."
+    said = "Nothing measured in this checkpoint calls for a Z-loss or a centered head."
     known = (
         one.consequence for one in decisions if one.stage in (TRANSPORT.name, PATHWAY.name) and one not in limiting
     )
@@ -390,6 +410,23 @@ def lambda_limit(report: AuditReport, limits: Thresholds) -> tuple[float, str] |
     return planned.coef * factor, f"at {coefficient(planned.coef)} {why}"
 
 
+def _above_limits(report: AuditReport, limits: Thresholds) -> list[str]:
+    """The planned λ and λ_R that are above their limits, as phrases."""
+    planned, limit = report.planned, lambda_limit(report, limits)
+    if planned is None:
+        return []
+    share, found = planned.router_share or 0.0, list[tuple[str, float, float]]()
+    if limit is not None:
+        found.append(("λ", planned.coef, limit[0]))
+    if planned.router_coef and share:
+        found.append(("λ_R", planned.router_coef, planned.router_coef * limits.router_share / share))
+    return [
+        f"{name} = {coefficient(coef)} is above its limit of {coefficient(one_digit(most))}"
+        for name, coef, most in found
+        if coef > most * (1 + 1e-9)  # not at the limit, whatever the rounding
+    ]
+
+
 def strongest(planned: PlannedLoss) -> tuple[float, str]:
     """The larger R_Z of the planned Z-loss, and whether it is that of the head or of the whole model."""
     head, model = planned.r_z or 0.0, planned.r_z_model or 0.0
@@ -468,12 +505,13 @@ def _confidence(report: AuditReport, decisions: Sequence[Decision], limits: Thre
     trained = any(one.fired is not None for one in decisions if one.stage in (OPTIMIZER.name, QUALITY.name))
     said += f" {done} of {len(applicable)} applicable checks ran"
     said += "." if trained else "; training was not tested."
+    said += " Consequences and limits are ours, not the paper's."
     if report.corpus.predictions < limits.least_tokens:
         said += f" The text is short: tails need at least {limits.least_tokens:,.0f} tokens."
     if report.ppl is not None and report.ppl > vocab:
         said += (
-            f" A perplexity of {report.ppl:,.0f} is worse than guessing among {vocab:,} tokens: check that text, tokenizer and "
-            "weights belong together."
+            f" A perplexity of {report.ppl:,.0f} is worse than guessing among {vocab:,} tokens: check text, tokenizer and "
+            "weights."
         )
     return said
 
