@@ -86,9 +86,9 @@ class AuditLoss:
         expect: dict[str, Any] = {"coef": self.coef, "target": self.target}
         progress = choose_progress(self.quiet)
         # The loss may change the working directory: the folder is the one meant now.
-        folder = Path(self.out).resolve() if self.out else None
+        folder = Path(self.out).absolute() if self.out else None
         if folder is not None:
-            check_folder(Path(self.out))
+            check_folder(folder)
             refuse_other(folder, Owner("loss-audit", self.function), force=self.force)
         if self.jax:  # before the user's module, which imports it
             require_version("jax", "0.8", "Auditing a JAX loss", "jax")

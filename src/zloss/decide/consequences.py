@@ -232,7 +232,7 @@ def give_verdict(
     if report is not None and (found := mattering.get(SOURCE.name)):
         storage, noise, _ = _noise(report)
         assert noise is not None
-        assert found.value is not None  # a head whose noise falls with centering has a μ
+        size = "" if found.value is None else f" (p99 |μ| = {found.value:.4g} nats)"
         return ActionVerdict(
             "center",
             f"Center the output head: {storage} logits then perturb a token's log-probability by {noise.centered:.3f} instead "
@@ -240,7 +240,7 @@ def give_verdict(
             (*_reasons([found]), *_findings(decisions, skip=[found])),
             confidence,
             (
-                f"It removes the common shift (p99 |μ| = {found.value:.4g} nats).",
+                f"It removes the common shift{size}.",
                 "It does not change predictions beyond rounding, and needs no training.",
             ),
         )
@@ -445,7 +445,9 @@ def _at_zero(report: AuditReport, most: float) -> str:
 
 def _target(report: AuditReport) -> str:
     planned = report.planned
-    return "" if planned is None else "log V" if planned.target == report.target else f"{planned.target:g}"
+    if planned is None:
+        return ""
+    return "log V" if planned.target in (None, report.target) else f"{planned.target:g}"
 
 
 def _confidence(report: AuditReport, decisions: Sequence[Decision], limits: Thresholds) -> str:
