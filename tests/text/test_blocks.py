@@ -186,7 +186,7 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
 
 
 def test_line_ends_of_a_text_are_those_of_a_file_opened_as_text(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes("one\r\ntwo\rthree\n".encode())
+    (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\rthree\n")
     assert documents(tmp_path / "a.txt") == ["one\ntwo\nthree\n"]
 
 
@@ -200,6 +200,6 @@ def test_a_panic_while_encoding_is_an_error_of_one_sentence(tmp_path: Path) -> N
     tokenizer["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(x+x+)+y"}, "content": "z"}
     file.write_text(json.dumps(tokenizer))
     with pytest.raises(
-        CorpusError, match="the tokenizer cannot encode the text 'test' .*retry-limit.*: use another text"
+        CorpusError, match=r"the tokenizer cannot encode the text 'test' .*retry-limit.*: use another text"
     ):
         make_blocks(corpus("x" * 500), AutoTokenizer.from_pretrained(tmp_path), size=8, count=1, bos_id=None)

@@ -20,8 +20,10 @@ from zloss.results.options import (
     TextOptions,
     check_choices,
     check_counts,
+    check_diag_coef,
     check_numbers,
     check_optional_counts,
+    check_seed,
 )
 
 NOT_OF_THE_PASS = (
@@ -75,7 +77,8 @@ class AuditConfig(TextOptions):
     """Also read pickled weights."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, ("diag_coef",), positive=True)
+        check_diag_coef(self.diag_coef)
+        check_seed(self.seed)
         check_numbers(self, ("gain_beta", "coef"))
         if self.target is not None and not (isinstance(self.target, (int, float)) and math.isfinite(self.target)):
             raise InputError(f"`target` is expected to be a finite number, but got {self.target!r}.")

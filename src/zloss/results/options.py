@@ -137,6 +137,18 @@ def check_numbers(config: object, names: Iterable[str], *, positive: bool = Fals
             )
 
 
+def check_diag_coef(value: float) -> None:
+    """A λ_diag whose gradients, squared and added, neither overflow nor vanish in fp32."""
+    if not 1e-10 <= value <= 1e10:
+        raise InputError(f"`diag_coef` is expected to be between 1e-10 and 1e10, but got {value!r}.")
+
+
+def check_seed(seed: int) -> None:
+    """A seed that every random generator takes, also with a small number added."""
+    if not -(2**62) < seed < 2**62:
+        raise InputError(f"`seed` is expected to be a whole number between −2^62 and 2^62, but got {seed!r}.")
+
+
 def check_choices(config: object, choices: dict[str, Any]) -> None:
     """Values of a `Literal` type, by field."""
     for name, literal in choices.items():
