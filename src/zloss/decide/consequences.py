@@ -387,6 +387,8 @@ def lambda_limit(report: AuditReport, limits: Thresholds) -> tuple[float, str] |
     if not found:
         return None
     factor, why = min(found)
+    if not 0 < planned.coef * factor < math.inf:
+        return None
     return planned.coef * factor, f"at {coefficient(planned.coef)} {why}"
 
 
@@ -436,7 +438,7 @@ def _at_zero(report: AuditReport, most: float) -> str:
     ):
         square = raw.diag_z / report.diag_coef + log_v * (2 * raw.log_z_mean - log_v)  # E (log Z)²
         from_c = square - c * (2 * raw.log_z_mean - c)  # E (log Z − c)²
-        if square > 0 and from_c > 0:
+        if 0 < square < math.inf and 0 < from_c < math.inf:
             ratio = math.sqrt(square / from_c)
             lower = coefficient(one_digit(most / ratio))
             return f"{lead} about {lower}: log Z − c is {ratio:.2g} times as large (RMS); `--target 0` measures it."

@@ -120,6 +120,8 @@ def check_counts(config: object, names: Iterable[str], *, least: int = 1) -> Non
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InputError(f"`{name}` is expected to be a whole number ≥ {least}, but got {value!r}.")
+        if value >= 2**62:
+            raise InputError(f"`{name}` is expected to be a whole number below 2^62, but got {value!r}.")
 
 
 def check_optional_counts(config: object, names: Iterable[str]) -> None:
@@ -137,10 +139,10 @@ def check_numbers(config: object, names: Iterable[str], *, positive: bool = Fals
             )
 
 
-def check_diag_coef(value: float) -> None:
-    """A λ_diag whose gradients, squared and added, neither overflow nor vanish in fp32."""
-    if not 1e-10 <= value <= 1e10:
-        raise InputError(f"`diag_coef` is expected to be between 1e-10 and 1e10, but got {value!r}.")
+def check_measured_coef(name: str, value: float, *, zero: bool = False) -> None:
+    """A λ whose gradients, squared and added, neither overflow nor vanish in fp32."""
+    if not (1e-10 <= value <= 1e10 or (zero and value == 0)):
+        raise InputError(f"`{name}` is expected to be {'0 or ' * zero}between 1e-10 and 1e10, but got {value!r}.")
 
 
 def check_seed(seed: int) -> None:

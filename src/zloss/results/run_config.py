@@ -26,7 +26,7 @@ from zloss.results.options import (
     ValidTextFiles,
     check_choices,
     check_counts,
-    check_diag_coef,
+    check_measured_coef,
     check_numbers,
     check_optional_counts,
     check_seed,
@@ -247,7 +247,7 @@ class TrainConfig(TextOptions):
             check_counts(self, ("valid_offset",), least=0)
         check_numbers(self, ("weight_decay", "coef", "head_shift", "gain_beta", "lr_floor", "spike"))
         check_numbers(self, ("lr", "clip", "eps"), positive=True)
-        check_diag_coef(self.diag_coef)
+        check_measured_coef("diag_coef", self.diag_coef)
         check_seed(self.seed)
         check_choices(self, {"bos": BosPolicy, "precision": Precision, "head": HeadKind, "decay": Decay})
         check_optional_counts(self, ("train_tokenizer", "coef_until"))
