@@ -99,7 +99,7 @@ def test_a_report_that_lacks_p99_mu_or_c_is_still_answered(bare: AuditReport) ->
     assert "c = log V" in verdict(weighed(bare, target=None)).confidence
 
 
-@pytest.mark.parametrize("planned", [{"coef": 1e308, "r_z": 1e-300}, {"coef": 5e-324}, {"target": 1e308}])
+@pytest.mark.parametrize("planned", [{"coef": 5e-324}, {"target": 1e308}])
 def test_a_planned_loss_beyond_the_range_of_floats_is_answered(bare: AuditReport, planned: dict[str, Any]) -> None:
     """The limit of λ was infinite, zero or NaN, which has no first digit."""
     assert verdict(weighed(bare, **({"r_z": 1.0} | planned))).sentence
