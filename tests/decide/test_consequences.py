@@ -129,6 +129,21 @@ def test_precision_that_centering_recovers_asks_for_it(bare: AuditReport) -> Non
     assert verdict(weighed(bare, noise=SHIFTED, logits="fp32")).action == "nothing"
 
 
+def test_a_report_that_lacks_p99_mu_or_c_is_still_answered(bare: AuditReport) -> None:
+    """A `mu_abs_99` of null next to measured noise was an AssertionError, a planned `target` of null a TypeError."""
+    raw = replace(bare.heads.raw, mu_abs_99=None)
+    found = verdict(weighed(replace(bare, heads=replace(bare.heads, raw=raw)), noise=SHIFTED))
+    assert found.action == "center"
+    assert found.changes[0] == "It removes the common shift."
+    assert "c = log V" in verdict(weighed(bare, target=None)).confidence
+
+
+@pytest.mark.parametrize("planned", [{"coef": 5e-324}, {"target": 1e308}])
+def test_a_planned_loss_beyond_the_range_of_floats_is_answered(bare: AuditReport, planned: dict[str, Any]) -> None:
+    """The limit of λ was infinite, zero or NaN, which has no first digit."""
+    assert verdict(weighed(bare, **({"r_z": 1.0} | planned))).sentence
+
+
 def test_a_soft_cap_leaves_the_raw_noise(bare: AuditReport) -> None:
     capped = replace(bare, model=replace(bare.model, softcap=30.0), heads=replace(bare.heads, centered=HeadNumbers()))
     noisy = weighed(capped, noise=(0.06, None))

@@ -254,7 +254,7 @@ def _action(
     if report is not None and (found := mattering.get(SOURCE.name)):
         storage, noise, _ = _noise(report)
         assert noise is not None
-        assert found.value is not None  # a head whose noise falls with centering has a μ
+        size = "" if found.value is None else f" (p99 |μ| = {found.value:.4g} nats)"
         return ActionVerdict(
             "center",
             f"Center the output head: {storage} logits then perturb a token's log-probability by {noise.centered:.3f} instead "
@@ -262,7 +262,7 @@ def _action(
             (*_reasons([found]), *_findings(decisions, skip=[found])),
             confidence,
             (
-                f"It removes the common shift (p99 |μ| = {found.value:.4g} nats).",
+                f"It removes the common shift{size}.",
                 "It does not change predictions beyond rounding, and needs no training.",
             ),
         )
@@ -407,6 +407,8 @@ def lambda_limit(report: AuditReport, limits: Thresholds) -> tuple[float, str] |
     if not found:
         return None
     factor, why = min(found)
+    if not 0 < planned.coef * factor < math.inf:
+        return None
     return planned.coef * factor, f"at {coefficient(planned.coef)} {why}"
 
 
@@ -473,7 +475,7 @@ def _at_zero(report: AuditReport, most: float) -> str:
     ):
         square = raw.diag_z / report.diag_coef + log_v * (2 * raw.log_z_mean - log_v)  # E (log Z)²
         from_c = square - c * (2 * raw.log_z_mean - c)  # E (log Z − c)²
-        if square > 0 and from_c > 0:
+        if 0 < square < math.inf and 0 < from_c < math.inf:
             ratio = math.sqrt(square / from_c)
             lower = coefficient(one_digit(most / ratio))
             return f"{lead} about {lower}: log Z − c is {ratio:.2g} times as large (RMS); `--target 0` measures it."
@@ -482,7 +484,9 @@ def _at_zero(report: AuditReport, most: float) -> str:
 
 def _target(report: AuditReport) -> str:
     planned = report.planned
-    return "" if planned is None else "log V" if planned.target == report.target else f"{planned.target:g}"
+    if planned is None:
+        return ""
+    return "log V" if planned.target in (None, report.target) else f"{planned.target:g}"
 
 
 def _confidence(report: AuditReport, decisions: Sequence[Decision], limits: Thresholds) -> str:
