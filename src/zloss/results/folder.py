@@ -11,18 +11,17 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from zloss.errors import InputError, OutputError, UnwritableFolderError, ZlossError
 from zloss.results.io import (
-    NO_LOCKS,
     SUFFIX,
     part_prefix,
     remove_abandoned,
@@ -61,6 +60,8 @@ def _exists(path: Path) -> bool:
 LOCK_FILE = ".zloss-lock"
 """Contains the process id of its holder; removed when the holder exits normally."""
 
+LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""Neither a link nor a pipe that somebody planted under the name is followed or waited for."""
 _ATTEMPTS = 1000
 """How often to recreate the folder if other processes remove it, empty, at the same moment."""
 
@@ -74,43 +75,60 @@ def locked_folder(folder: Path) -> Iterator[None]:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     file = folder / LOCK_FILE
     with unwritable(f"to {folder}"):
-        lock = _locked(folder)
-        file.write_text(f"{os.getpid()}\n")
-        mine = file.stat()
+        handle = _locked(folder)
     try:
         yield
     finally:
         # Before the release, and only our own file: the block may have replaced the folder, which another process may hold.
         with contextlib.suppress(OSError):
-            if os.path.samestat(file.stat(), mine):
+            if os.path.samestat(file.lstat(), os.fstat(handle)):
                 file.unlink()
-        lock.release()
+        os.close(handle)
         with contextlib.suppress(OSError):
             for path in missing:
                 path.rmdir()
 
 
-def _locked(folder: Path) -> FileLock:
-    """The held lock of `folder`; on a file system without locks, it locks nothing."""
-    lock = FileLock(folder / LOCK_FILE, timeout=0)
+def _locked(folder: Path) -> int:
+    """The open and held lock file of `folder`; on a file system without locks, it locks nothing."""
     for attempt in range(_ATTEMPTS):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        except Timeout:
-            raise InputError(
-                f"{folder} is in use by {_holder(folder / LOCK_FILE)}: wait for it to finish, or choose another folder."
-            ) from None
+            handle = os.open(folder / LOCK_FILE, LOCK_FLAGS, 0o666)
         except (FileNotFoundError, FileExistsError):
             # Its last holder removed the folder: before the file was opened, or before mkdir could see that what exists is one.
             if attempt == _ATTEMPTS - 1:
                 raise
             continue
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-        break
-    return lock
+        try:
+            if not take_lock(handle):
+                raise InputError(
+                    f"{folder} is in use by {_holder(folder / LOCK_FILE)}: wait for it to finish, or choose another folder."
+                )
+            if os.fstat(handle).st_nlink > 0:
+                _sign(handle, folder)
+                return handle
+            # Its last holder removed the file before we had the lock.
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+    raise InputError(
+        f"{folder} is in use by another process of zloss: wait for it to finish, or choose another folder."
+    )
+
+
+def _sign(handle: int, folder: Path) -> None:
+    """Write our process id into a lock file that is new or was left by a killed process; another file is not written to."""
+    status = os.fstat(handle)
+    plain = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+    if not plain or not re.fullmatch(rb"\d*\n?", os.read(handle, 64)):
+        raise UnwritableFolderError(
+            f"cannot write to {folder}: the file {LOCK_FILE} in it is a link, or was not made by zloss. Choose another folder."
+        )
+    os.ftruncate(handle, 0)
+    os.lseek(handle, 0, os.SEEK_SET)
+    os.write(handle, f"{os.getpid()}\n".encode())
 
 
 def _holder(file: Path) -> str:
