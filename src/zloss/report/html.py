@@ -37,6 +37,7 @@ from zloss.report.document import (
 from zloss.report.figures import COLORS, ON_PAGE, SYMBOL, TONES, drawn, figure_scripts, interactive, plain_symbols
 from zloss.report.glossary import entries
 from zloss.report.numbers import number
+from zloss.results.folder import PAGE_MARK
 
 MAX_BYTES = 3_000_000
 Figures = Literal["script", "static", "none"]
@@ -82,7 +83,7 @@ def to_page(document: Sequence[Block], title: str, *, static: bool = False) -> s
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            f'<title>{escape(title)} · zloss</title>\n<link rel="icon" href="data:,">',
+            f'<title>{escape(title)}{PAGE_MARK}\n<link rel="icon" href="data:,">',
             f"<style>{style}</style>",
             *(f"<script>{one}</script>" for one in scripts),
             f"</head>\n<body>\n{'' if static else bar}\n<main>{hint}",
