@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from zloss.errors import CoefficientError, InputError, UnknownNameError
 from zloss.results.router import ConventionScale, RouterScaleTable
@@ -64,6 +64,11 @@ class RouterConvention:
     factor: Fraction = Fraction(1)
     sums_micro_batches: bool = False
     note: str = ""
+
+    def __post_init__(self) -> None:
+        for name, known in (("token_count", get_args(TokenCount)), ("layer_divisor", get_args(LayerDivisor))):
+            if getattr(self, name) not in known:
+                raise UnknownNameError(name, getattr(self, name), known)
 
     @property
     def depends_on(self) -> tuple[str, ...]:
@@ -166,7 +171,7 @@ def router_scale(
         coef=coef,
         alpha=float(mean),
         # One rounding of the exact product: a matched coefficient then gives the same bits.
-        absolute=float(exact_coefficient(coef) * mean),
+        absolute=_as_float(exact_coefficient(coef) * mean, coef, found, found),
         relative=float(decisions * mean),
         relative_per_layer=tuple(float(decisions * alpha) for alpha in alphas),
         uniform=len(set(alphas)) == 1,
@@ -210,7 +215,7 @@ def match_coefficient(
             f"no coefficient under {there.name!r} equals {coef!r} under {here.name!r}: that convention applies no router "
             "Z-loss at all."
         )
-    return float(exact * scale_here / scale_there)
+    return _as_float(exact * scale_here / scale_there, coef, here, there)
 
 
 def router_scale_table(
@@ -270,6 +275,16 @@ def _exact_alphas(
         )
     count = {"decisions": layers * tokens, "layer_tokens": tokens, "valid_tokens": labelled}[convention.token_count]
     return [numerator / count for numerator in convention.numerators(layers, top_k, context)]
+
+
+def _as_float(value: Fraction, coef: float | None, here: RouterConvention, there: RouterConvention) -> float:
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise CoefficientError(
+            f"`coef` = {coef!r} under {here.name!r} gives a coefficient under {there.name!r} beyond the range of floats: pass a "
+            "smaller one."
+        ) from error
 
 
 def exact_coefficient(coef: float | None) -> Fraction:
