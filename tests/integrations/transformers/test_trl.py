@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import zloss
-from tests.integrations.transformers.small_models import OBJECTIVE, VOCAB, small
+from tests.integrations.transformers.small_models import OBJECTIVE, VOCAB, batch, small
 from tests.integrations.transformers.trainers import arguments, train
 from zloss.errors import InputError, UnsupportedModelError
 from zloss.integrations.transformers import apply, attach
@@ -204,3 +204,19 @@ def test_subclasses_count_as_the_trainer_of_trl_that_they_derive_from() -> None:
         attach(trainer, OBJECTIVE)
     with pytest.raises(UnsupportedModelError, match="got MyGRPOTrainer, which derives from TRL's GRPOTrainer:"):
         attach(other("GRPO", small(), MyGRPOTrainer), OBJECTIVE)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_fused_head_loses_its_temperature(temperature: float) -> None:
+    from trl.trainer.utils import add_fused_lm_head
+
+    model = small()
+    add_fused_lm_head(model, temperature, outputs=("log_probs", "entropy", "is_top1"))
+    apply(model, OBJECTIVE)
+    expected = (
+        contextlib.nullcontext()
+        if temperature == 1
+        else pytest.raises(UnsupportedModelError, match=f"at temperature {temperature}")
+    )
+    with expected:
+        assert model(**batch(), fused_lm_head=True).log_probs.min() < 0
