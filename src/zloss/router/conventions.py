@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from zloss.errors import CoefficientError, InputError, UnknownNameError
 from zloss.results.router import ConventionScale, RouterScaleTable
@@ -64,6 +64,11 @@ class RouterConvention:
     factor: Fraction = Fraction(1)
     sums_micro_batches: bool = False
     note: str = ""
+
+    def __post_init__(self) -> None:
+        for name, known in (("token_count", get_args(TokenCount)), ("layer_divisor", get_args(LayerDivisor))):
+            if getattr(self, name) not in known:
+                raise UnknownNameError(name, getattr(self, name), known)
 
     @property
     def depends_on(self) -> tuple[str, ...]:
