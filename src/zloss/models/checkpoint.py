@@ -205,8 +205,8 @@ def _check_depth(name: str, identifier: str, place: Mapping[str, Any]) -> None:
             with safe_open(cached_file(identifier, "model.safetensors", **place), framework="pt") as weights:
                 tensors = len(weights.keys())
         except OSError:
-            index = Path(cached_file(identifier, "model.safetensors.index.json", **place))
-            tensors = len(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+            with open(cached_file(identifier, "model.safetensors.index.json", **place) or "", encoding="utf-8") as index:
+                tensors = len(json.load(index)["weight_map"])
     except Exception:
         return
     check_depth(name, layers, tensors)
