@@ -210,7 +210,9 @@ def test_the_log_probabilities_say_which_rows_the_verdict_uses_and_where_centeri
 
 
 def test_the_largest_gap_of_a_sequence_may_be_negative() -> None:
-    gap = LogprobGap(6, 0, 0.02, 0.05, 0.0, 0.0, 0.5, 0.5, 0.5, sequence_tokens=(2, 2, 2), sequence_sums=(0.1, -0.4, 0.2))
+    gap = LogprobGap(
+        6, 0, 0.02, 0.05, 0.0, 0.0, 0.5, 0.5, 0.5, sequence_tokens=(2, 2, 2), sequence_sums=(0.1, -0.4, 0.2)
+    )
     blocks = logprob_document([LogprobNoise("bf16", "storage", "raw", gap, None, None)])
     (shown,) = (block for block in blocks if isinstance(block, Table))
     found = dict(zip((column.title for column in shown.columns), shown.rows[0], strict=True))["Σδ"]
