@@ -21,7 +21,7 @@ from zloss.report.audit import (
     tally,
 )
 from zloss.report.comparison import answer
-from zloss.report.document import Item, Items, Text
+from zloss.report.document import Cell, Item, Items, Table, Text
 from zloss.report.files import render_page, terminal_document
 from zloss.report.html import to_page
 from zloss.report.logprobs import logprob_document
@@ -213,6 +213,17 @@ def test_the_log_probabilities_say_which_rows_the_verdict_uses_and_where_centeri
     page = to_page(logprob_document(rows), "t")
     assert "<b>on policy</b>: RMS of δ for tokens that the model itself samples" in page
     assert '<table class="sortable stacked logprobs">' in page
+
+
+def test_the_largest_gap_of_a_sequence_may_be_negative() -> None:
+    gap = LogprobGap(
+        6, 0, 0.02, 0.05, 0.0, 0.0, 0.5, 0.5, 0.5, sequence_tokens=(2, 2, 2), sequence_sums=(0.1, -0.4, 0.2)
+    )
+    blocks = logprob_document([LogprobNoise("bf16", "storage", "raw", gap, None, None)])
+    (shown,) = (block for block in blocks if isinstance(block, Table))
+    found = dict(zip((column.title for column in shown.columns), shown.rows[0], strict=True))["Σδ"]
+    assert isinstance(found, Cell)
+    assert found.value == 0.4
 
 
 def test_the_file_of_a_gguf_model_and_its_format_are_named(report: AuditReport) -> None:

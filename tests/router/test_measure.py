@@ -78,6 +78,10 @@ def layer_sum(of_logits: Callable[[Tensor], Tensor], weights: Sequence[float] = 
     return lambda logits: torch.stack([w * of_logits(r) for w, r in zip(weights, logits, strict=True)]).sum()
 
 
+def square_of_the_overall_mean(logits: Sequence[Tensor]) -> Tensor:
+    return torch.logsumexp(torch.cat(list(logits)), dim=1).mean().square()
+
+
 MEAN_OF_SQUARES = layer_mean(lambda log_z: log_z.square().mean())
 SQUARE_OF_THE_MEAN = layer_mean(lambda log_z: log_z.mean().square())
 MEAN = layer_mean(torch.mean)
@@ -251,8 +255,19 @@ def test_the_square_of_the_mean_passed_for_another_penalty(
 
 
 def test_the_square_of_the_mean_over_all_layers_is_found_too() -> None:
-    found = measured(TinyMoe(), lambda logits: torch.logsumexp(torch.cat(list(logits)), dim=1).mean().square())
+    assert measured(TinyMoe(), square_of_the_overall_mean).verdict == "squared_mean"
+
+
+@pytest.mark.parametrize("target", ["fit", 0.0])
+def test_the_square_of_the_mean_over_all_decisions_is_found_with_a_mask_that_the_loss_ignores(
+    target: float | str,
+) -> None:
+    """Groups of 1 to 30 decisions: the mean over decisions is not the mean of the groups' means."""
+    masks = [torch.arange(T) < counted for counted in (T, 1, 2, 1)]
+    found = measured(TinyMoe(), square_of_the_overall_mean, mask=masks, target=target)
     assert found.verdict == "squared_mean"
+    assert found.target == pytest.approx(0.0, abs=1e-6)
+    assert found.relative_all == pytest.approx(1.0, rel=1e-6)
 
 
 @pytest.mark.parametrize("penalty", [MEAN_OF_SQUARES, SQUARE_OF_THE_MEAN, MEAN])

@@ -16,7 +16,7 @@ import torch
 
 from tests.tiny_models import save_tokenizer
 from zloss.errors import CorpusError, UnknownNameError
-from zloss.text import Corpus, make_blocks, open_corpus, pydoc_topics
+from zloss.text import Corpus, make_blocks, open_corpus, pydoc_topics, rows_as_blocks
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,15 @@ def test_tokens_are_predicted_exactly_once(tokenizer: Any, size: int) -> None:
     inputs = blocks.inputs(0, blocks.count).reshape(-1)
     assert targets.tolist() == ids[1 : blocks.predictions + 1]
     assert inputs.tolist() == ids[: blocks.predictions]
+
+
+def test_a_part_of_rows_has_these_rows() -> None:
+    rows = torch.arange(30).view(6, 5)
+    part = rows_as_blocks(rows, "rows").part(2, 5)
+    inputs, targets = part.batch(slice(None))
+    assert (part.count, part.offset) == (3, 2)
+    assert torch.equal(inputs, rows[2:5, :-1])
+    assert torch.equal(targets, rows[2:5, 1:])
 
 
 def test_a_long_text_is_tokenized_only_as_far_as_needed_and_no_differently(tokenizer: Any) -> None:
