@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import zloss
 from zloss.head.arguments import HeadProblem, prepare_targets
-from zloss.head.chunked import run_chunks, stored_gradient
+from zloss.head.chunked import multiplied, run_chunks
 from zloss.head.options import HeadOptions, Products
 from zloss.head.products import plan_products
 from zloss.head.sharded import whole_vocabulary
@@ -162,12 +162,11 @@ def trace_head_loss(problem: HeadProblem) -> Trace:
         assert hidden is not None
         assert weight is not None
         beyond = ledger.peak - 4 * (problem.hidden_TD.numel() + problem.weight_VD.numel())
-        stored = [stored_gradient(hidden, problem.hidden_TD), stored_gradient(weight, problem.weight_VD)]
         run.gradients = ()
-        del hidden, weight
-        # Backward multiplies both by the upstream gradient.
-        final = [grad * 1.0 for grad in stored if grad is not None]
-    assert len(final) == 2
+        # Backward multiplies both by the upstream gradient and rounds them.
+        upstream = torch.empty((), device="meta")
+        hidden = multiplied(hidden, upstream, problem.hidden_TD.dtype)
+        weight = multiplied(weight, upstream, problem.weight_VD.dtype)
     copied = plan.kind == "operand" and plan.operand != plan.factor
     copies = 2 * problem.weight_VD.numel() if copied else 0
     return Trace(tuple(ledger.operations), ledger.peak, beyond, copies, frozenset(ledger.wide))

@@ -99,3 +99,28 @@ def test_a_tensor_without_values_beside_real_ones_is_named() -> None:
 def test_logits_without_a_class_are_refused() -> None:
     with pytest.raises(ShapeError, match="at least one class"):
         zloss.z_loss_source(torch.ones(5, 0), 1e-4, 0.0)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["x", b"x", ["x"], None, [None], True, [True], 10**400, 1j, object, {"labels": 1}, [[1, 2]], np.int64(3)],
+    ids=lambda value: repr(value)[:20],
+)
+def test_tokens_of_a_foreign_type_are_named(value: Any) -> None:
+    """b"x" counted 120 tokens."""
+    with pytest.raises(InputError, match="`tokens` is expected to "):
+        zloss.global_normalizer(value)
+
+
+def test_tokens_without_values_and_counts_that_are_not_real_are_named() -> None:
+    with pytest.raises(DeviceError, match="`tokens` is on the meta device"):
+        zloss.global_normalizer(torch.ones(3, dtype=torch.long, device="meta"))
+    for count in (torch.tensor(1j), torch.tensor(True)):
+        with pytest.raises(InputError, match=f"`tokens` is expected to .* {count.dtype}"):
+            zloss.global_normalizer(count)
+
+
+@pytest.mark.parametrize("groups", [5, "x", [5], [None]], ids=repr)
+def test_groups_of_a_foreign_type_are_named(groups: Any) -> None:
+    with pytest.raises(InputError, match="`groups` is expected to be one process group or several"):
+        zloss.global_normalizer(torch.tensor([1, 2]), groups=groups)

@@ -35,14 +35,14 @@ def tiny_tensors(seed: int = 0) -> Tensors:
     return {f"{name}.weight": rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def write_gguf(file: Path, tensors: Mapping[str, Any]) -> Path:
+def write_gguf(file: Path, tensors: Mapping[str, Any], *, layers: int = 1) -> Path:
     """The file with these tensors and the metadata of the whole model."""
     import gguf
 
     writer: Any = gguf.GGUFWriter(str(file), "llama")
     writer.add_context_length(128)
     writer.add_embedding_length(WIDTH)
-    writer.add_block_count(1)
+    writer.add_block_count(layers)
     writer.add_feed_forward_length(48)
     writer.add_head_count(4)
     writer.add_head_count_kv(2)

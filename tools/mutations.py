@@ -213,6 +213,164 @@ MUTATIONS = (
     ),
 )
 
+BLIND = (
+    Mutation(
+        "The rounding of a 16-bit dW made up twice where the target has the largest logit",
+        "zloss/head/products.py",
+        "elsewhere_C1 = (max_index_C != index_C).unsqueeze(1)",
+        "elsewhere_C1 = (max_index_C == max_index_C).unsqueeze(1)",
+        "tests/head/test_products.py",
+    ),
+    Mutation(
+        "The entropy of a sharded head with the shift between ranks added",
+        "zloss/head/sharded.py",
+        "(sums.drop_C - sums.sum_C * below_C)",
+        "(sums.drop_C + sums.sum_C * below_C)",
+        "tests/distributed/test_vocabulary_parallel.py",
+    ),
+    Mutation(
+        "Label smoothing in the source of Z alone",
+        "zloss/objectives.py",
+        'if part == "total" and epsilon:',
+        "if epsilon:",
+        "tests/laws/test_objectives_and_backends.py",
+    ),
+    Mutation(
+        "The mean log Z of all routers with layers of different size weighted alike",
+        "zloss/router/measure.py",
+        "overall = (self.means * sizes).sum() / sizes.sum()",
+        "overall = self.means.mean()",
+        "tests/router/test_measure.py",
+    ),
+    Mutation(
+        "The largest entry of a clipped gradient as it was before clipping",
+        "zloss/optimizer/recorder.py",
+        "self.postclip = (self.norm * factor, self.inf * factor)",
+        "self.postclip = (self.norm * factor, self.inf)",
+        "tests/optimizer/test_recorder.py",
+    ),
+    Mutation(
+        "A window that forgets all dropped steps but the last",
+        "zloss/telemetry/window.py",
+        "self._dropped = oldest if self._dropped is None else self._dropped + oldest",
+        "self._dropped = oldest",
+        "tests/telemetry/test_window.py",
+    ),
+    Mutation(
+        "Frozen parameters that require a gradient after an audit",
+        "zloss/models/output_head.py",
+        "parameter.requires_grad_(flag)",
+        "parameter.requires_grad_(True)",
+        "tests/models tests/measure/test_gradients.py",
+    ),
+    Mutation(
+        "f_16 as a ratio of means instead of a mean of ratios",
+        "zloss/measure/tokens.py",
+        'f_16=mean(of("rank16") / squared("gain"))',
+        'f_16=np.divide(mean(of("rank16")) or 0, mean(squared("gain")) or 1)',
+        "tests/test_straight_audit.py",
+    ),
+    Mutation(
+        "A part of separate blocks that begins inside a block",
+        "zloss/text.py",
+        "stride = self.size + self.separate",
+        "stride = self.size",
+        "tests/text/test_blocks.py",
+    ),
+    Mutation(
+        "The entropy of routers with a short pass weighted like a full one",
+        "zloss/train/moe.py",
+        "entropy_L = (decisions_P @ entropy_PL) / decisions_P.sum()",
+        "entropy_L = entropy_PL.mean(dim=0)",
+        "tests/train/test_moe.py",
+    ),
+    Mutation(
+        "The same dropout in every step of a run",
+        "zloss/train/data.py",
+        'f"{config.seed} {step} {micro}"',
+        'f"{config.seed} {micro}"',
+        "tests/train/test_data.py",
+    ),
+    Mutation(
+        "A drift of CE that is compared with its neighbor and not with its start",
+        "zloss/decide/drift.py",
+        "_ce_change(kept[i], kept[j + 1], limits).still",
+        "_ce_change(kept[j], kept[j + 1], limits).still",
+        "tests/decide/test_drift.py",
+    ),
+    Mutation(
+        "p99 of the absolute gap as the absolute p99",
+        "zloss/results/logprobs.py",
+        "float(np.quantile(np.abs(delta), 0.99))",
+        "abs(float(np.quantile(delta, 0.99)))",
+        "tests/measure/test_logprob_gap.py",
+    ),
+    Mutation(
+        "The largest gap of a sequence without its absolute value",
+        "zloss/report/logprobs.py",
+        "max(map(abs, row.gap.sequence_sums), default=None)",
+        "max(row.gap.sequence_sums, default=None)",
+        "tests/report/test_answers_first.py",
+    ),
+    Mutation(
+        "A measured checkpoint that is used for another step",
+        "zloss/protocol/drift.py",
+        "if kept.identity == identity and kept.checkpoint.step == place.step:",
+        "if kept.identity == identity:",
+        "tests/protocol/test_drift.py",
+    ),
+    Mutation(
+        "log Z of Megatron's masked tokens in the report",
+        "zloss/integrations/megatron.py",
+        "torch.where(mask != 0, self.last.stats.log_z * mask, 0).sum()",
+        "self.last.stats.log_z.sum()",
+        "tests/integrations/test_megatron.py",
+    ),
+    Mutation(
+        "Ranks with the same targets in another order accepted",
+        "zloss/distributed.py",
+        "int(((flat + 1) * (positions * 2654435761 % 2147483647)).sum())",
+        "int((flat + 1).sum())",
+        "tests/distributed/test_vocabulary_parallel.py",
+    ),
+    Mutation(
+        "An interrupted implementation audit that exits with 0",
+        "zloss/cli/audit.py",
+        'sections that were finished.", file=sys.stderr)\n            return 130',
+        'sections that were finished.", file=sys.stderr)\n            return 0',
+        "tests/cli/test_audit_implementation.py",
+    ),
+    Mutation(
+        "The BOS in the context of an extreme token",
+        "zloss/audit/checkpoint/report.py",
+        "blocks.counted(inputs_BN)[0, : position + 1]",
+        "inputs_BN[0, : position + 1]",
+        "tests/audit/checkpoint/test_run.py",
+    ),
+    Mutation(
+        "An update audit that ignores the multiplier of the logits",
+        "zloss/audit/implementation/gradients.py",
+        "logits_TV = head.logits(hidden.flatten(0, 1)) * scale",
+        "logits_TV = head.logits(hidden.flatten(0, 1))",
+        "tests/audit/implementation/test_gradients.py",
+    ),
+    Mutation(
+        "A spread over seeds of a paper table as that of a population",
+        "zloss_paper/training/table.py",
+        "return statistics.stdev(",
+        "return statistics.pstdev(",
+        "tests/paper/training",
+    ),
+    Mutation(
+        "A translation whose second coordinate may be anything",
+        "zloss_paper/heads/gradients.py",
+        "[max(abs(x - xc - length), abs(y - yc)) /",
+        "[abs(x - xc - length) /",
+        "tests/paper/heads",
+    ),
+)
+"""Chosen from the source alone, before any test was read."""
+
 
 def survives(mutation: Mutation, copy: Path) -> str | None:
     """Why the mutation counts as not caught; None if its tests fail on it."""
@@ -237,7 +395,7 @@ def survives(mutation: Mutation, copy: Path) -> str | None:
 
 
 def main(words: list[str]) -> int:
-    chosen = [m for m in MUTATIONS if not words or any(word in m.what for word in words)]
+    chosen = [m for m in MUTATIONS + BLIND if not words or any(word in m.what for word in words)]
     survivors = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "src"

@@ -1,11 +1,11 @@
 """Do two checkouts of this repository give the same results? Runs the product in both and compares every result file.
 
-    git worktree add ../before COMMIT
-    python tools/same_numbers.py --before ../before --after . --text TEXT [--keep FOLDER] [JOB ...]
+    python tools/same_numbers.py --text TEXT [--before CHECKOUT] [--after CHECKOUT] [--keep FOLDER] [JOB ...]
 
 Every scalar of every JSON file is compared by its path. Exit code 1 if a number differs by more than --tolerance
-(relative; 0 requires equal bits), or if a string, a boolean, a null or the set of keys differs, unless a line of
-`same_numbers_allowed.txt` names the difference. What depends on the clock, the machine or the checkout
+(relative; 0 requires equal bits), or if a text, a boolean, a null or the set of keys differs, unless a line of
+`same_numbers_allowed.txt` names the difference. Changed texts are listed by kind: the same place in other files or list
+entries is one kind, with the number of changes and the first of them. What depends on the clock, the machine or the checkout
 (`NOT_COMPARED`) is left out, and the folders of both sides are replaced by `{out}` and `{inputs}`. Models, texts and
 losses come from the checkout that holds this file, so both sides see the same input.
 """
@@ -16,15 +16,19 @@ import argparse
 import fnmatch
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = "52712fd6893476d5dafdc81c2ca01363570ddafb"
+"""The commit that is compared with unless --before names a checkout."""
 ALLOWED = Path(__file__).with_name("same_numbers_allowed.txt")
 NOT_COMPARED = {
     *("provenance", "timings", "command", "seconds", "started", "finished", "made_by", "zloss", "torch", "host"),
@@ -175,9 +179,12 @@ def read(folder: Path, inputs: Path) -> dict[str, Any]:
     return found
 
 
+KINDS = ("number", "text", "value", "missing", "added")
+
+
 class Difference(NamedTuple):
     kind: str
-    """`number`, `value` (string, boolean, null, or a change of type), `missing` (only before) or `added` (only after)."""
+    """`number`, `text`, `value` (boolean, null, or a change of type), `missing` (only before) or `added` (only after)."""
     key: str
     gap: float
     """Relative difference of two numbers, otherwise infinite."""
@@ -198,7 +205,9 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[Differenc
                 continue
             numbers = [isinstance(value, (int, float)) and not isinstance(value, bool) for value in (old, new)]
             gap = abs(new - old) / max(abs(old), abs(new)) if all(numbers) else float("inf")
-            found.append(Difference("number" if all(numbers) else "value", key, gap, f"{old!r} -> {new!r}"))
+            texts = isinstance(old, str) and isinstance(new, str)
+            kind = "number" if all(numbers) else "text" if texts else "value"
+            found.append(Difference(kind, key, gap, f"{old!r} -> {new!r}"))
     return found
 
 
@@ -209,10 +218,8 @@ def read_allowed(file: Path) -> list[tuple[str, str]]:
         parts = line.split("#")[0].split()
         if not parts:
             continue
-        if len(parts) != 2 or parts[0] not in ("number", "value", "missing", "added"):
-            sys.exit(
-                f"{file.name}:{number}: expected `KIND PATTERN` with KIND number, value, missing or added: {line!r}"
-            )
+        if len(parts) != 2 or parts[0] not in KINDS:
+            sys.exit(f"{file.name}:{number}: expected `KIND PATTERN` with KIND one of {', '.join(KINDS)}: {line!r}")
         allowed.append((parts[0], parts[1]))
     return allowed
 
@@ -231,24 +238,47 @@ def compare(
         if kind == item.kind and fnmatch.fnmatchcase(f"{job}/{item.key}", pattern)
     }
     wrong = [item for item in rest if item not in named]
-    changed = sum(item.kind in ("number", "value") for item in found)
+    changed = sum(item.kind in ("number", "text", "value") for item in found)
     print(
         f"  {len(before)} values before, {len(after)} after: {len(before.keys() & after.keys()) - changed} equal, "
         f"{len(close)} numbers within the tolerance (largest {max((item.gap for item in close), default=0.0):.3g}), "
         f"{len(named)} allowed, {len(wrong)} not allowed"
     )
     for title, items in (("allowed", sorted(named)), ("NOT ALLOWED", wrong)):
-        for item in sorted(items, key=lambda item: (item.kind, -item.gap))[: 8 if title == "allowed" else 40]:
+        others = [item for item in items if item.kind != "text"]
+        for item in sorted(others, key=lambda item: (item.kind, -item.gap))[: 8 if title == "allowed" else 40]:
             print(f"    {title}: {item.kind} {item.key}: {item.text[:200]}")
+        for place, texts in by_kind([item for item in items if item.kind == "text"]):
+            print(f"    {title}: {len(texts)} text{'s' * (len(texts) != 1)} {place}: {texts[0].text[:400]}")
     if not before or not after:
         print("    NOT ALLOWED: no result file was found")
     return not wrong and bool(before) and bool(after)
 
 
+def by_kind(texts: Sequence[Difference]) -> list[tuple[str, list[Difference]]]:
+    """The changed texts by their place in a result, whatever the file and the entry of a list; the most frequent first."""
+    kinds: dict[str, list[Difference]] = defaultdict(list)
+    for item in texts:
+        file, _, path = item.key.partition(":")
+        place = re.sub(r"(?<![^.:])\d+(?![^.:])", "*", path)
+        kinds[f"{Path(file).name}:{place}"].append(item)
+    return sorted(kinds.items(), key=lambda kind: -len(kind[1]))
+
+
+def checked_out(commit: str, folder: Path) -> Path:
+    """The files of a commit of this repository, in a new folder."""
+    folder.mkdir()
+    packed = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True)
+    if packed.returncode:
+        sys.exit(f"this clone does not have the commit {commit}: fetch its history, or pass --before.")
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=packed.stdout, check=True)
+    return folder
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"default: all of {', '.join(JOBS)}")
-    parser.add_argument("--before", type=Path, help="checkout with the old sources")
+    parser.add_argument("--before", type=Path, help=f"checkout with the old sources (default: {REFERENCE[:8]})")
     parser.add_argument("--after", type=Path, default=Path(), help="checkout with the new sources (default: here)")
     parser.add_argument("--text", help="text of the SmolLM2 audit")
     parser.add_argument(
@@ -262,12 +292,13 @@ def main() -> int:
         audit_losses(options.audit_losses)
         return 0
     unknown = [job for job in options.jobs if job not in JOBS]
-    if unknown or not options.before or not options.text:
-        parser.error(f"unknown job {unknown[0]!r}" if unknown else "--before and --text are needed")
+    if unknown or not options.text:
+        parser.error(f"unknown job {unknown[0]!r}" if unknown else "--text is needed")
     allowed = read_allowed(options.allowed)
     equal = True
     with tempfile.TemporaryDirectory() as temporary:
         base = (options.keep or Path(temporary)).resolve()
+        options.before = options.before or checked_out(REFERENCE, Path(temporary) / "reference")
         if not (base / "inputs").exists():
             make_inputs(base / "inputs")
         for job in options.jobs or JOBS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import signal
 import sys
@@ -128,6 +129,10 @@ def _with_colors(text: str) -> str:
     return "".join(part if i % 2 else printable(part) for i, part in enumerate(_COLORS.split(text)))
 
 
+class ClosedPipeError(Exception):
+    """The reader of the output has exited. Not a BrokenPipeError, at which rich ends the process with code 1."""
+
+
 class _Guarded:
     """A text stream that makes control characters visible; colors are kept on a terminal."""
 
@@ -136,7 +141,16 @@ class _Guarded:
         self._shown = _with_colors if stream.isatty() else printable
 
     def write(self, text: str) -> int:
-        return self._stream.write(self._shown(text))
+        try:
+            return self._stream.write(self._shown(text))
+        except BrokenPipeError as error:
+            raise ClosedPipeError from error
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError as error:
+            raise ClosedPipeError from error
 
     def writelines(self, lines: Any) -> None:
         for line in lines:
@@ -152,15 +166,14 @@ def guarded_output() -> Iterator[None]:
 
     Characters that the encoding of a stream lacks are printed as escapes, λ as \\u03bb, instead of raising an error.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-    guarded: Any = _Guarded(sys.stdout)
     with contextlib.ExitStack() as redirected:
-        redirected.enter_context(contextlib.redirect_stdout(guarded))
-        if not sys.stderr.isatty():
-            guarded_error: Any = _Guarded(sys.stderr)
-            redirected.enter_context(contextlib.redirect_stderr(guarded_error))
+        for name, redirect in (("stdout", contextlib.redirect_stdout), ("stderr", contextlib.redirect_stderr)):
+            # None: the stream was closed before Python started (`>&-`).
+            stream: Any = getattr(sys, name) or redirected.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+            guarded: Any = _Guarded(stream) if name == "stdout" or not stream.isatty() else stream
+            redirected.enter_context(redirect(guarded))
         yield
 
 

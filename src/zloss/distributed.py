@@ -10,13 +10,13 @@ import math
 import sys
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zloss.errors import DtypeError, InputError, TargetRangeError, UnknownNameError
+from zloss.errors import DeviceError, DtypeError, InputError, TargetRangeError, UnknownNameError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -50,7 +50,8 @@ def global_normalizer(
     """
     world = default_group()
     split_over = ([] if world is None else [world]) if groups is None else as_groups(groups)
-    parts = [tokens] if isinstance(tokens, Tensor | int | float) else tokens
+    several = isinstance(tokens, Iterable) and not isinstance(tokens, Tensor | str | bytes)
+    parts = cast(Iterable[Any], tokens) if several else [tokens]
     count = float(sum(_valid_tokens(part, ignore_index) for part in parts))
     total = torch.tensor(count, dtype=torch.float64, device=device or _device(tokens))
     for group in split_over:
@@ -62,7 +63,14 @@ def global_normalizer(
 
 def as_groups(groups: dist.ProcessGroup | Iterable[dist.ProcessGroup]) -> list[dist.ProcessGroup]:
     """One group or several as a list."""
-    return [groups] if isinstance(groups, dist.ProcessGroup) else list(groups)
+    found = list(groups) if isinstance(groups, Iterable) else [groups]
+    for group in found:
+        if not isinstance(group, dist.ProcessGroup):
+            raise DtypeError(
+                f"`groups` is expected to be one process group or several, but got {type(group).__name__}: pass those of a "
+                "DeviceMesh as `mesh.get_group(...)`."
+            )
+    return found
 
 
 def gradient_divisor(gradients: Gradients | int, groups: list[dist.ProcessGroup]) -> int:
@@ -76,13 +84,18 @@ def gradient_divisor(gradients: Gradients | int, groups: list[dist.ProcessGroup]
     return math.prod(group.size() for group in groups) if gradients == "averaged" else 1
 
 
-def _valid_tokens(part: Tensor | int | float, ignore_index: int) -> float:
+def _valid_tokens(part: Any, ignore_index: int) -> float:
     """Valid targets of one micro-batch; a number or a 0-d tensor already is their count."""
+    if isinstance(part, Tensor) and part.is_meta:
+        raise DeviceError("`tokens` is on the meta device, which holds no values: move it to a real device.")
     if not isinstance(part, Tensor) or part.dim() == 0:
-        count = float(part)
-        if not 0 <= count < float("inf"):
-            raise InputError(f"`tokens` is expected to be a count ≥ 0, but got {count:g}.")
-        return count
+        count = part.item() if isinstance(part, Tensor) else part
+        if isinstance(count, bool) or not isinstance(count, int | float):
+            got = part.dtype if isinstance(part, Tensor) else type(part).__name__
+            raise DtypeError(f"`tokens` is expected to hold targets (integer tensors) or one count, but got {got}.")
+        if not 0 <= count <= sys.float_info.max:
+            raise InputError(f"`tokens` is expected to be a count ≥ 0, but got {count!r}.")
+        return float(count)
     if part.is_floating_point():
         raise DtypeError(
             f"`tokens` is expected to hold targets (integers) or one count, but got {part.dtype} {list(part.shape)}: pass the "

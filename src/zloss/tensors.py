@@ -91,6 +91,21 @@ def check_holds_values(**tensors: Tensor) -> None:
             raise DeviceError(f"`{name}` is on the meta device, which holds no values: move it to a real device.")
 
 
+def check_mask(name: str, mask: Tensor) -> None:
+    """A mask is of booleans, or of 0 and 1: an additive one, with −1e9 for what is left out, would be read the other way round.
+
+    On an accelerator, integers are not read: additive masks are floating point.
+    """
+    if mask.dtype == torch.bool or torch.compiler.is_compiling() or not (mask.is_floating_point() or may_read(mask)):
+        return
+    other = mask[(mask != 0) & (mask != 1)]
+    if other.numel():
+        raise InputError(
+            f"`{name}` is expected to hold booleans, or 0 and 1, which is what counts, but got {other[0].item()}: turn an "
+            f"additive mask into booleans with `{name} == 0`."
+        )
+
+
 def check_differentiable(**tensors: Tensor | None) -> None:
     """Autograd cannot save a tensor made in inference mode: where a gradient is needed, the error names the tensor."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
@@ -114,7 +129,7 @@ def as_denominator(normalizer: float | Tensor, like: Tensor) -> Tensor:
                 f"`normalizer` is expected to be a number or a 0-d tensor, but got shape {list(normalizer.shape)}."
             )
         denominator = normalizer.detach().to(like).reshape(())
-        if denominator.device.type == "cpu" and not bool(denominator >= 0):
+        if may_read(denominator) and not bool(denominator >= 0):
             raise InputError(
                 f"`normalizer` is expected to be a number ≥ 0 (the global token count), but got {normalizer.item()}."
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -71,29 +72,50 @@ def pydoc_topics() -> list[str]:
 
 
 def _files(paths: Sequence[Path], text_field: str) -> Corpus:
-    provenance: dict[str, Any] = {"files": []}
-    for path in paths:
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise CorpusError(f"cannot read the text {path}: {error.strerror}.") from error
-        checksum = hashlib.sha256(content).hexdigest()
-        provenance["files"].append({"name": path.name, "bytes": len(content), "sha256": checksum})
-    return Corpus(" + ".join(path.name for path in paths), _read_all(paths, text_field), provenance=provenance)
+    contents = [(path, text_bytes(path)) for path in paths]
+    files = [
+        {"name": path.name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for path, content in contents
+    ]
+    name = " + ".join(path.name for path in paths)
+    return Corpus(name, _documents(contents, text_field), provenance={"files": files})
 
 
-def _read_all(paths: Sequence[Path], text_field: str) -> Iterator[str]:
-    for path in paths:
-        if path.suffix.lower() == ".parquet":
-            yield from _read_parquet(path, text_field)
+_PIPES: dict[tuple[int, int], bytes] = {}
+"""What was read from pipes, by device and inode."""
+
+
+def text_bytes(path: Path) -> bytes:
+    """The content of a file. A pipe can be read only once, so what it held is kept for the next run or audit of its text."""
+    try:
+        status = path.stat()
+        if not stat.S_ISFIFO(status.st_mode):
+            return path.read_bytes()
+        key = status.st_dev, status.st_ino
+        if key not in _PIPES:
+            _PIPES[key] = path.read_bytes()
+        return _PIPES[key]
+    except OSError as error:
+        raise CorpusError(f"cannot read the text {path}: {error.strerror}.") from error
+
+
+def _documents(contents: list[tuple[Path, bytes]], text_field: str) -> Iterator[str]:
+    """The documents of all files; the content of a file is released once it is decoded."""
+    while contents:
+        path, content = contents.pop(0)
+        kind = path.suffix.lower()
+        if kind == ".parquet":
+            yield from _read_parquet(path, content, text_field)
             continue
         try:
-            content = path.read_text(encoding="utf-8")
+            # Line ends as in a file that is opened as text.
+            text = content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
         except UnicodeDecodeError as error:
             raise CorpusError(
                 f"{path} is not UTF-8 text (byte {error.start}): convert it first, e.g. `iconv -f latin1 -t utf-8`."
             ) from error
-        yield from _read_jsonl(path, content, text_field) if path.suffix.lower() == ".jsonl" else (content,)
+        del content
+        yield from _read_jsonl(path, text, text_field) if kind == ".jsonl" else (text,)
 
 
 def _read_jsonl(path: Path, content: str, text_field: str) -> Iterator[str]:
@@ -104,10 +126,14 @@ def _read_jsonl(path: Path, content: str, text_field: str) -> Iterator[str]:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise CorpusError(f"{path} line {number} is not JSON: {first_line(error)}.") from error
-        if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
-            keys = sorted(record) if isinstance(record, dict) else type(record).__name__
+        if not isinstance(record, dict):
             raise CorpusError(
-                f"{path} line {number} has no text field {text_field!r} (it has {keys}): set `text_field`."
+                f"{path} line {number} is {line.strip()[:40]}, but every line is expected to be an object with the text in "
+                f'a field: {{"{text_field}": "..."}}.'
+            )
+        if not isinstance(record.get(text_field), str):
+            raise CorpusError(
+                f"{path} line {number} has no text field {text_field!r} (it has {sorted(record)}): set `text_field`."
             )
         text = record[text_field]
         if any("\ud800" <= letter <= "\udfff" for letter in text):
@@ -118,13 +144,14 @@ def _read_jsonl(path: Path, content: str, text_field: str) -> Iterator[str]:
         yield text
 
 
-def _read_parquet(path: Path, text_field: str) -> Iterator[str]:
+def _read_parquet(path: Path, content: bytes, text_field: str) -> Iterator[str]:
     try:
+        import pyarrow as pa
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise MissingDependencyError("pyarrow", "reading a parquet file", "audit") from error
     try:
-        table = parquet.ParquetFile(path)
+        table = parquet.ParquetFile(pa.BufferReader(content))
         columns = table.schema_arrow.names
         if text_field not in columns:
             raise CorpusError(f"{path} has no text column {text_field!r} (it has {columns}): set `text_field`.")
@@ -252,7 +279,15 @@ def make_blocks(
     have = 0
     for index, document in enumerate(corpus.documents):
         text = document if index == 0 else corpus.separator + document
-        pieces.append(_encode(text, tokenizer, None if needed is None else needed - have))
+        try:
+            pieces.append(_encode(text, tokenizer, None if needed is None else needed - have))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of tokenizers, which is written in Rust, is not an `Exception`
+            raise CorpusError(
+                f"the tokenizer cannot encode the text {corpus.name!r} ({first_line(error)}): use another text, or repair "
+                "the tokenizer."
+            ) from error
         have += len(pieces[-1])
         if needed is not None and have >= needed:
             break

@@ -206,3 +206,16 @@ def test_the_router_differs_per_k_and_with_the_seed() -> None:
 def test_hidden_states_of_a_batch_must_be_flattened() -> None:
     with pytest.raises(ShapeError, match="flatten"):
         router_projection(torch.zeros(2, 3, 4))
+
+
+@pytest.mark.parametrize("kind", ["one batch", "tensor", "none", "list of tensors"])
+def test_batches_of_a_foreign_type_end_in_a_raw_exception(kind: str) -> None:
+    inputs = batch()
+    given, sentence = {
+        "one batch": (inputs, r"a list of batches .* but got one batch: pass `\[batch\]`"),
+        "tensor": (inputs["input_ids"], "but got Tensor"),
+        "none": (None, "but got NoneType"),
+        "list of tensors": ([inputs["input_ids"]], r"`batches\[0\]` is expected to be .* but got Tensor"),
+    }[kind]
+    with pytest.raises(InputError, match=sentence):
+        audit_router(seeded(SOFTMAX["olmoe"]), given)  # type: ignore[arg-type]

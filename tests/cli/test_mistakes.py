@@ -51,7 +51,21 @@ MISTAKES = [
     ("audit {gpt2} --text {place}/short.txt --corpus pydoc", "--text and --corpus cannot be combined"),
     ("audit {gpt2} --out {place}/rubbish --resume", "cannot be read"),
     ("audit --batch-blocks 0", "zloss audit: --batch-blocks is expected to be a whole number ≥ 1, but got 0."),
+    ("audit --batch-blocks 9999999999999999999", "--batch-blocks is expected to be a whole number below 2^62"),
     ("audit --gain-beta -0.1", "--gain-beta is expected to be a finite number ≥ 0"),
+    ("audit --diag-coef 1e308", "--diag-coef is expected to be between 1e-10 and 1e10, but got 1e+308."),
+    ("audit --coef 1e308", "--coef is expected to be 0 or between 1e-10 and 1e10, but got 1e+308."),
+    ("audit --coef 5e-324", "--coef is expected to be 0 or between"),
+    ("audit --target 1e308", "--target is expected to be a number between -1e6 and 1e6, but got 1e+308."),
+    ("audit --seed 99999999999999999999", "--seed is expected to be a whole number between"),
+    ("audit-loss {place}/loss.py:loss --out {place}/loop", "cannot write to {place}/loop: Too many levels of symbolic"),
+    ("audit-loss {place}/loss.py:loss --valid-vocab 99999999999999", "--valid-vocab is expected to be at most 4194304"),
+    (
+        "audit-loss {place}/loss.py:loss --ignore-index 100000000000000000000000",
+        "--ignore-index is expected to fit in 64",
+    ),
+    ("audit-loss {place}/loss.py:loss --seed 9223372036854775808", "--seed is expected to be a whole number between"),
+    ("audit-loss {place}/loss.py:loss --time-limit nan", "--time-limit is expected to be 0 (none) or between"),
     ("audit-implementation nowhere", "model 'nowhere' not found"),
     ("audit-implementation {gpt2} --implementations lige", "Did you mean 'liger'?"),
     ("audit-implementation {gpt2} --methods ce,standrad", "Did you mean 'standard'?"),
@@ -88,11 +102,19 @@ MISTAKES = [
     ("router-scale --to olmoee", "Did you mean 'olmoe'"),
     ("router-scale --top-k 0", "--top-k"),
     (
+        "router-scale --coef 1e308",
+        "the coefficient under 'active_route_mean' is too large for a float: use a smaller --coef",
+    ),
+    ("router-scale --coef 1e308 --to lm_engine", "is too large for a float"),
+    ("router-scale --layers 99999999999999", "--layers is expected to be at most 100000"),
+    (
         "router-scale --tokens 100 --valid-tokens 200",
         "--valid-tokens is expected to be at most --tokens, 100, but got 200",
     ),
     ("train {scratch} --methods standrd", "Did you mean 'standard'"),
     ("train {scratch} --methods ce,ce", "without duplicates"),
+    ("train {scratch} --diag-coef 1e-300", "--diag-coef is expected to be between"),
+    ("train {scratch} --seeds 99999999999999999999", "is expected to be a whole number between"),
     ("train {scratch} --steps 5 --warmup 5", "shorter than the run"),
     ("train {scratch} --text missing.txt", "cannot read the text"),
     ("train {scratch} --from-config missing.json", "no config 'missing.json'"),
@@ -121,6 +143,8 @@ def places(gpt2: Path, neox: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     (place / "latin.txt").write_bytes("Käse ".encode("latin1") * 5000)
     (place / "short.txt").write_text("too short")
     (place / "file").write_text("in the way")
+    (place / "loop").symlink_to("loop")
+    (place / "loss.py").write_text("from torch.nn.functional import cross_entropy as loss\n")
     (place / "broken.gguf").write_bytes(b"GGUF" + b"\x00" * 40)
     (save_model("gpt2", place / "broken") / "model.safetensors").write_bytes(b"\x00" * 64)
     for name in ("ckpt.pt", "ckpt.pth", "ckpt.safetensors"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import tyro
 
+from tests.cli.conftest import Refused
 from zloss.cli.audit import RouterScale
 from zloss.cli.main import main
 from zloss.results.files import read_record
@@ -91,3 +92,19 @@ def test_the_result_is_written_and_evaluates_the_router_stage(
     assert stage["fired"] is True
     assert stage["value"] == 4.0
     assert [effect["after"] for effect in stage["measured"]] == [2.5e-3]
+
+
+@pytest.mark.parametrize("content", ['{"name": "somebody else\'s"}', "not JSON", '{"schema": "zloss.audit/1"}', ""])
+def test_a_file_of_somebody_else_was_replaced(tmp_path: Path, content: str, refused: Refused) -> None:
+    file, folder = tmp_path / "package.json", tmp_path / "folder"
+    folder.mkdir()
+    for place, out in ((file, file), (folder / "router_scale.json", folder)):
+        place.write_text(content)
+        refused(["router-scale", "--out", out], f"{place.name}, which is not a router scale of zloss", "--force")
+        assert place.read_text() == content
+        assert main(["router-scale", "--out", str(out), "--force"]) == 0
+        assert read_record(place, RouterScaleTable).coef == 1e-3
+        assert main(["router-scale", "--out", str(out), "--coef", "1e-2"]) == 0, "its own result may be replaced"
+    (tmp_path / "text.txt").write_text("text")
+    refused(["router-scale", "--out", tmp_path / "text.txt"], "cannot write")
+    assert (tmp_path / "text.txt").read_text() == "text"

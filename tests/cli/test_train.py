@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
+from tests.tiny_models import save_model
 from tests.train.tiny_run import SCRATCH
 from zloss.cli.main import main
 
@@ -42,6 +44,37 @@ def test_a_stress_setting_and_tensorboard(tmp_path: Path, topics: Path) -> None:
     config = json.loads((tmp_path / "standard-0.003-s1" / "config.json").read_text())
     assert (config["lr"], config["clip"], config["coef"]) == (8e-4, 1e8, 3e-3)
     assert list((tmp_path / "standard-0.003-s1").rglob("events.out.tfevents*"))
+
+
+def test_trackers_received_the_folders_of_the_model_and_the_text(
+    tmp_path: Path, topics: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They got every field of the configuration as given, so full paths were in hparams.yml, event files and runs elsewhere."""
+    private = tmp_path / "private"
+    text = private / "topics.txt"
+    private.mkdir()
+    text.write_text(topics.read_text())
+    model, out = save_model("gpt2", private / "models" / "tiny"), tmp_path / "runs"
+    names = [name for name in ("tensorboard", "mlflow", "wandb") if importlib.util.find_spec(name)]
+    assert "tensorboard" in names
+    for variable, value in {
+        "MLFLOW_TRACKING_URI": f"file://{out}/mlruns",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        "WANDB_DIR": str(out),
+    }.items():
+        monkeypatch.setenv(variable, value)
+    options = f"--text {text} --tokenizer {model} --steps 2 --block-size 24 --valid-blocks 4 --methods ce --save-model"
+    options += f" --trackers {','.join(names)} --out {out} --quiet"
+    words = ["train", str(model), *options.split()]
+    monkeypatch.setattr(sys, "argv", ["zloss", *words])  # W&B records the command line
+    assert main(words) == 0
+    hparams = [path.read_text() for path in out.rglob("hparams.yml")]
+    assert len(hparams) == 1
+    assert "model: tiny\n" in hparams[0]
+    found = [path for path in out.rglob("*") if path.is_file() and str(private).encode() in path.read_bytes()]
+    assert found == []
 
 
 def test_bf16_runs_or_says_why_not(tmp_path: Path, topics: Path) -> None:

@@ -83,13 +83,57 @@ def test_a_terminal_that_is_not_utf_8_gets_escapes(encoding: str) -> None:
     assert "\\u03bb" in done.stdout.decode(encoding)
 
 
-def test_a_closed_pipe_is_no_traceback() -> None:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+def _in_a_shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A line of bash in which `$Z` is the command."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "Z": f"{sys.executable} -m zloss"}
+    return subprocess.run(
+        ["bash", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--help",
+        "--version",
+        "train --help",
+        "glossary",
+        "report report.json --out page --verbose",
+        "audit-loss loss.py:loss --verbose",
+    ],
+)
+def test_a_closed_pipe_is_exit_code_141(words: str, report: AuditReport, tmp_path: Path) -> None:
+    """Tables of rich ended in 1, which means that a check failed."""
+    report.write(tmp_path / "report.json")
+    (tmp_path / "loss.py").write_text("from torch.nn.functional import cross_entropy as loss\n")
     reader, writer = os.pipe()
     os.close(reader)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     done = subprocess.run(
-        [sys.executable, "-m", "zloss", "--help"], env=environment, stdout=writer, stderr=subprocess.PIPE, check=False
+        [sys.executable, "-m", "zloss", *words.split()],
+        cwd=tmp_path,
+        env=environment,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
     )
     os.close(writer)
-    assert b"Traceback" not in done.stderr
-    assert done.stderr == b""
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "error"),
+    [
+        ("$Z router-scale --out x.json >&-", 0, ""),
+        ("$Z report nothing 2>&-", 2, ""),
+        ("$Z router-scale --out x.json <&- >&- 2>&-", 0, ""),
+        ("$Z report nothing 2>&1 | true; exit ${PIPESTATUS[0]}", 141, ""),
+        ("$Z --version >/dev/full", 2, "zloss --version: No space left on device.\n"),
+        ("$Z train --help >/dev/full", 2, "zloss train: No space left on device.\n"),
+    ],
+)
+def test_closed_streams_and_a_full_disk_are_no_traceback(line: str, code: int, error: str, tmp_path: Path) -> None:
+    """Standard output that is closed before Python starts is None."""
+    done = _in_a_shell(line, tmp_path)
+    assert (done.returncode, done.stderr) == (code, error)
+    assert (tmp_path / "x.json").exists() == ("x.json" in line)

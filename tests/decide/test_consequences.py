@@ -25,6 +25,7 @@ from zloss.results.quantities import coefficient
 
 SHIFTED = (0.24, 0.02)
 """bf16 noise before and after centering of a head that needs it."""
+NOTHING_MEASURED = "Nothing measured in this checkpoint calls for a Z-loss or a centered head."
 
 
 def verdict(report: AuditReport, **joined: Any) -> ActionVerdict:
@@ -78,8 +79,46 @@ def test_harmless_findings_are_named_and_call_for_nothing(bare: AuditReport) -> 
     assert sum(bool(one.fired) for one in fired.decisions) >= 2
     assert fired.verdict is not None
     assert fired.verdict.action == "nothing"
-    assert fired.verdict.sentence.startswith("Nothing to do")
+    assert fired.verdict.sentence == NOTHING_MEASURED
     assert fired.verdict.why[0].startswith("Present, but harmless here: a common shift of the logits, ")
+
+
+@pytest.mark.parametrize(
+    ("measured", "action"),
+    [
+        ({}, "nothing"),
+        ({"gain": 0.2}, "not_enough_evidence"),
+        ({"tokens": 1999}, "not_enough_evidence"),
+        ({"noise": SHIFTED}, "center"),
+    ],
+)
+def test_the_headline_did_not_say_that_the_planned_lambda_is_above_its_limit(
+    bare: AuditReport, measured: dict[str, Any], action: str
+) -> None:
+    """A λ four times its limit was under "nothing to do", and next to a call for centering it was not mentioned at all."""
+    above = verdict(weighed(bare, r_z=0.2, **measured))
+    within, at = (verdict(weighed(bare, r_z=share, **measured)) for share in (0.04, 0.05))
+    assert above.action == within.action == action
+    assert above.sentence == f"{within.sentence} The planned λ = 1e-4 is above its limit of 2e-5."
+    assert at.sentence == within.sentence
+    # The reason is next to it, and is the first that concerns training.
+    assert trained_with(above)[0].startswith("Keep λ at 2e-5 or below")
+    assert set(trained_with(above)) < set(above.why)
+
+
+def test_the_headline_names_every_coefficient_above_its_limit(bare: AuditReport) -> None:
+    planned: dict[str, Any] = {"router_coef": 1e-3, "router_convention": "megatron", "router_share": 0.4}
+    router, both = (weighed(replace(bare, router=ROUTERS), r_z=share, **planned) for share in (0.02, 0.2))
+    assert verdict(router).sentence == f"{NOTHING_MEASURED} The planned λ_R = 1e-3 is above its limit of 2e-4."
+    assert verdict(both).sentence.endswith(
+        " The planned λ = 1e-4 is above its limit of 2e-5, and λ_R = 1e-3 is above its limit of 2e-4."
+    )
+
+
+def test_a_consequence_was_not_marked_as_ours(bare: AuditReport) -> None:
+    """The paper has stages and their numbers; it does not say from which consequence on one matters."""
+    for report in (weighed(bare), weighed(bare, noise=SHIFTED), weighed(bare, gain=0.2)):
+        assert "Consequences and limits are ours, not the paper's." in verdict(report).confidence
 
 
 def test_precision_that_centering_recovers_asks_for_it(bare: AuditReport) -> None:
@@ -88,6 +127,21 @@ def test_precision_that_centering_recovers_asks_for_it(bare: AuditReport) -> Non
     assert "0.020 instead of 0.240 nat" in found.sentence
     # Logits in fp32 have no 16-bit noise, whatever the shift.
     assert verdict(weighed(bare, noise=SHIFTED, logits="fp32")).action == "nothing"
+
+
+def test_a_report_that_lacks_p99_mu_or_c_is_still_answered(bare: AuditReport) -> None:
+    """A `mu_abs_99` of null next to measured noise was an AssertionError, a planned `target` of null a TypeError."""
+    raw = replace(bare.heads.raw, mu_abs_99=None)
+    found = verdict(weighed(replace(bare, heads=replace(bare.heads, raw=raw)), noise=SHIFTED))
+    assert found.action == "center"
+    assert found.changes[0] == "It removes the common shift."
+    assert "c = log V" in verdict(weighed(bare, target=None)).confidence
+
+
+@pytest.mark.parametrize("planned", [{"coef": 5e-324}, {"target": 1e308}])
+def test_a_planned_loss_beyond_the_range_of_floats_is_answered(bare: AuditReport, planned: dict[str, Any]) -> None:
+    """The limit of λ was infinite, zero or NaN, which has no first digit."""
+    assert verdict(weighed(bare, **({"r_z": 1.0} | planned))).sentence
 
 
 def test_a_soft_cap_leaves_the_raw_noise(bare: AuditReport) -> None:

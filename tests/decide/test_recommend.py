@@ -314,7 +314,7 @@ def test_a_confirmed_z_loss_contradicted_the_audit_that_found_nothing_that_matte
     assert found.verdict.action == "train"
     assert found.verdict.sentence == (
         "Factorized Z-loss at λ = 1e-3 passed, but nothing measured in this model calls for it: no consequence measured in "
-        "its audit reaches its limit. Its penalty is on the mean logit (λ_μ, toward c_μ = 0) and on log Z − mean logit (λ_rel, "
+        "its audit reaches our limit. Its penalty is on the mean logit (λ_μ, toward c_μ = 0) and on log Z − mean logit (λ_rel, "
         "toward c_rel = log V), both 1e-3."
     )
     assert nothing_calls_for_it(found)
@@ -450,6 +450,28 @@ def test_what_is_held_against_an_arm(
     rejected = replace(verdict, verdict="rejected", reasons=("quality: why.",))
     (found,) = evaluate_arms(replace(given, quality=Quality(methods=(rejected,))))
     assert found.objection == "rejected: quality: why"
+
+
+@pytest.mark.parametrize("method", ["centered", "centered-head"])
+def test_what_was_held_against_a_centered_arm_was_a_ratio_of_centered_to_raw_logits(method: str) -> None:
+    """ "p99 ‖δ_u‖ as deployed is × 5.985 that of CE": now both numbers, each with its coordinate, and whose rule it is."""
+    parts = VerdictParts(
+        coordinate=VerdictPart("open", "", {"ratio": 0.9}),
+        quality=VerdictPart("open", "", {"delta_ce": 0.0, "tolerance_ce": 0.01}),
+    )
+    verdict = Verdict(method, 1e-3, delta_ppl=0.0, accepted=None, verdict="inconclusive", reasons=(), parts=parts)
+    raw, centered = ({"delta_u_99": SeedSummary(mean, None, 1)} for mean in (2.0, 12.5))
+    methods = (
+        ComparedMethod("ce", 0.0, heads=HeadSummaries(raw)),
+        ComparedMethod(method, 1e-3, heads=HeadSummaries(raw, centered), coordinate="centered"),
+    )
+    (found,) = evaluate_arms(
+        Comparison(baseline="ce", seeds=(1,), methods=methods, quality=Quality(methods=(verdict,)))
+    )
+    assert found.transported == 6.25  # what arms are ranked by, as before
+    assert "6.25" not in found.objection
+    said = "p99 ‖δ_u‖ is 12.5 on the centered logits it deploys, 2 on CE's raw logits: by our rule"
+    assert found.objection.startswith(said)
 
 
 @pytest.mark.parametrize(

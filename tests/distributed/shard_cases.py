@@ -243,6 +243,15 @@ def special_cases() -> Iterator[tuple[str, dict[str, float]]]:
         found, _ = compared(target, [want[0], how.weight(want[1])], want, how, products=products)
         yield f"bfloat16|{products}", found
 
+    whole = (hidden @ weight.T + bias).half()
+    grads = []
+    for logits, keyword in ((whole[:, how.rows], how.keyword), (whole.double(), {"backend": "dense"})):
+        leaf = logits.clone().requires_grad_()
+        out = zloss.logits_loss(leaf, target, OBJECTIVES["standard"], normalizer=2e6, label_smoothing=0.1, **keyword)
+        (65536 * out.loss).backward()
+        grads.append(leaf.grad)
+    yield "float16|logits under a loss scale", {"dz": difference(grads[0], grads[1][:, how.rows])}
+
     hidden, weight = hidden.float(), weight.float()
     buffer, own = torch.ones(how.weight(weight).shape), how.weight(weight).requires_grad_()
     zloss.head_loss(hidden, own, target, OBJECTIVES["centered"], weight_grad_buffer=buffer, **how.keyword)

@@ -10,7 +10,7 @@ import pytest
 from tests.distributed.shard_cases import TOKENS, WIDTH, main
 from tests.forked import forked_ranks
 
-LIMITS = {"float32": 2e-6, "float64": 1e-12, "bfloat16": 8e-3}
+LIMITS = {"float32": 2e-6, "float64": 1e-12, "bfloat16": 8e-3, "float16": 1e-3}
 
 
 @pytest.fixture(scope="module", params=[2, 3])

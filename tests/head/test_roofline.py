@@ -22,9 +22,8 @@ WIDE = {
     "zloss.narrow_exp_.default": "E in 16 bits",
     "aten.sum.dim_IntList": "w̄",
     "aten.linalg_vector_norm.default": "largest entry of W",
-    "aten.mul.out": "fp16 copy of W",
+    "aten.mul.out": "fp16 copy of W, upstream gradient",
     "aten.addcmul.out": "dW in the unit of the gradient, without its uniform part",
-    "aten.mul.Tensor": "upstream gradient",
 }
 
 

@@ -7,6 +7,7 @@ for a GPU are in `on_cpu`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -82,9 +83,9 @@ class OnCpu(TorchFunctionMode):
     """CUDA tensors are CPU tensors, whose `type()` is a name that Megatron's optimizers accept."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if "cuda" in str(kwargs.get("device")):
-            kwargs["device"] = "cpu"
+        kwargs = kwargs or {}
+        if "device" in kwargs and "cuda" in str(kwargs["device"]):
+            kwargs = kwargs | {"device": "cpu"}
         if func is torch.Tensor.cuda:
             return args[0]
         if func is torch.Tensor.type and len(args) == 1 and not kwargs:
@@ -284,20 +285,25 @@ def two_processes() -> None:
     dist.init_process_group("gloo")
     errors: dict[str, tuple[float, float]] = {}
     eager_runs: dict[str, Any] = {}
-    for name, case in CASES.items():
-        if case.reference not in eager_runs:
-            parallel_state.initialize_model_parallel()
-            alone = Case(per_token=case.per_token, tied=case.tied, mtp=case.mtp, adam=case.adam, given=case.given)
-            first = {key: value.detach().double() for key, value in build(alone).named_parameters()}
-            eager_runs[case.reference] = first, eager(alone, COEF), eager(alone, 0.0)
-            parallel_state.destroy_model_parallel()
-        first, with_z, without = eager_runs[case.reference]
-        parallel_state.initialize_model_parallel(case.tp, case.pp)
-        model = train(case, first)
-        sums = torch.tensor([*distance(model, first, with_z), distance(model, first, without)[0]], dtype=torch.float64)
-        dist.all_reduce(sums)
-        error, moved, missing = sums.tolist()
-        errors[name] = ((error / moved) ** 0.5, (missing / moved) ** 0.5)
+    parallel_state.initialize_model_parallel()
+    for case in {case.reference: case for case in CASES.values()}.values():
+        alone = Case(per_token=case.per_token, tied=case.tied, mtp=case.mtp, adam=case.adam, given=case.given)
+        first = {key: value.detach().double() for key, value in build(alone).named_parameters()}
+        both: list[Any] = [None, None]
+        dist.all_gather_object(both, eager(alone, (COEF, 0.0)[dist.get_rank()]))  # with and without Z
+        eager_runs[case.reference] = first, *both
+    parallel_state.destroy_model_parallel()
+    # Groups are made anew only where the layout changes.
+    for layout, named in itertools.groupby(CASES.items(), key=lambda item: (item[1].tp, item[1].pp)):
+        parallel_state.initialize_model_parallel(*layout)
+        for name, case in named:
+            first, with_z, without = eager_runs[case.reference]
+            model = train(case, first)
+            parts = [*distance(model, first, with_z), distance(model, first, without)[0]]
+            sums = torch.tensor(parts, dtype=torch.float64)
+            dist.all_reduce(sums)
+            error, moved, missing = sums.tolist()
+            errors[name] = ((error / moved) ** 0.5, (missing / moved) ** 0.5)
         parallel_state.destroy_model_parallel()
     scales = router_scales(ON_TWO)
     if dist.get_rank() == 0:

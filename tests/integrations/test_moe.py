@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 
+import zloss
 from tests.router.router_models import SOFTMAX, E, K, L, batch, deepseek_v3, seeded, switch
 from zloss.errors import InputError, UnknownNameError
-from zloss.integrations.moe import attach_router_loss
+from zloss.integrations.moe import RouterZLoss, attach_router_loss
+from zloss.integrations.transformers import apply
 from zloss.router.loss import router_loss
 
 
@@ -89,3 +92,50 @@ def test_bad_input() -> None:
         attach_router_loss(seeded(deepseek_v3), coef=1e-3, convention="megatron")
     with pytest.raises(UnknownNameError, match="Did you mean 'megatron'"):
         attach_router_loss(model, coef=1e-3, convention="megatorn")
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ({"coef": math.nan}, "`coef` is expected to be None"),
+        ({"coef": "1e-3"}, "`coef` is expected to be None"),
+        ({"coef": -1.0}, "`coef` is expected to be None"),
+        ({"target": math.nan}, "`target` is expected to be None"),
+        ({"target": "x"}, "`target` is expected to be None"),
+        ({"top_k": 0}, "`top_k` is expected to be an integer"),
+        ({"top_k": 1.5}, "`top_k` is expected to be an integer"),
+        ({"capacity": 0}, "`capacity` is expected to be an integer"),
+    ],
+)
+def test_a_bad_setting_is_only_seen_in_the_first_training_step(setting: dict[str, Any], sentence: str) -> None:
+    model = seeded(SOFTMAX["olmoe"]).train()
+    options: dict[str, Any] = {"coef": 1e-3, "convention": "megatron"} | setting
+    with pytest.raises(InputError, match=sentence):
+        attach_router_loss(model, **options)
+    with pytest.raises(InputError, match=sentence):
+        apply(model, zloss.CrossEntropy(), router=RouterZLoss(**options))
+    assert not model._forward_hooks
+
+
+def test_a_model_and_a_router_of_a_foreign_type_are_named() -> None:
+    with pytest.raises(InputError, match="`model` is expected to be a module, but got str"):
+        attach_router_loss("olmoe", coef=1e-3, convention="megatron")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="`router` is expected to be a RouterZLoss, but got float"):
+        apply(seeded(SOFTMAX["olmoe"]), zloss.CrossEntropy(), router=1e-3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [-1e9, 0.5, math.nan])
+def test_an_additive_attention_mask_counts_the_padding_instead(value: float) -> None:
+    model, inputs = seeded(SOFTMAX["olmoe"]).train(), batch(padded=True)
+    keep = inputs["attention_mask"].bool()
+    inputs["attention_mask"] = torch.where(keep, 0.0, value)
+    sentence = rf"`attention_mask` is expected to hold booleans, or 0 and 1, .* but got {value}"
+    with attach_router_loss(model, coef=1e-2, convention="olmoe"), pytest.raises(InputError, match=sentence):
+        model(**inputs)
+    with pytest.raises(InputError, match=sentence):
+        zloss.audit_router(model, [inputs])
+    inputs["attention_mask"] = keep.float()
+    with attach_router_loss(model, coef=1e-2, convention="olmoe") as handle:
+        model(**inputs)
+        assert handle.last is not None
+        assert handle.last.decisions == L * int(keep.sum())

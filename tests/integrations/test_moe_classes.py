@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import sys
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.integrations.transformers import tiny_configs
 from tests.integrations.transformers.small_models import batch
 from tests.integrations.transformers.tiny_configs import build_tiny, causal_classes
 from zloss.audit.router import audit_router
-from zloss.errors import InputError
+from zloss.errors import InputError, ShapeError
 from zloss.integrations.moe import attach_router_loss
 from zloss.integrations.transformers import support
 from zloss.models.routers import find_routers
@@ -44,7 +45,7 @@ SPARSE: dict[str, dict[str, Any]] = {
 }
 """What a class needs beyond the small config to have routers."""
 SOFTMAX = (
-    *("AriaText", "Cohere2Moe", "DeepseekV2", "Doge", "Ernie4_5_Moe", "FlexOlmo", "GptOss", "GraniteMoe"),
+    *("AriaText", "Cohere2Moe", "DeepseekV2", "Ernie4_5_Moe", "FlexOlmo", "GptOss", "GraniteMoe"),
     *("GraniteMoeHybrid", "GraniteMoeShared", "GraniteMoeSWA", "HunYuanMoEV1", "Jamba", "JetMoe", "LongcatFlash"),
     *("Mellum", "MiniMax", "Mixtral", "Olmoe", "Phimoe", "Qwen2Moe", "Qwen3_5Moe", "Qwen3Moe", "Qwen3Next", "Zaya"),
 )
@@ -55,6 +56,8 @@ SIGMOID = (
 )
 OTHER = ("DeepseekV4",)
 """Softplus, by its configuration."""
+PRODUCT_KEYS = ("Doge",)
+"""Two softmaxes over √E keys instead of one over E experts."""
 ELSEWHERE = {"DbrxForCausalLM", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Qwen4ExpForCausalLM"}
 """Not built by the small configs; Dbrx and Gemma 4 are built below."""
 
@@ -153,7 +156,7 @@ def test_a_class_with_routers_is_missing_here() -> None:
         source = inspect.getsource(sys.modules[getattr(transformers, name).__module__])
         if '"router_logits": OutputRecorder' in source or '"router_logits": [' in source:
             named.add(name)
-    assert named == {f"{family}ForCausalLM" for family in (*SOFTMAX, *SIGMOID, *OTHER)} | ELSEWHERE
+    assert named == {f"{family}ForCausalLM" for family in (*SOFTMAX, *SIGMOID, *OTHER, *PRODUCT_KEYS)} | ELSEWHERE
 
 
 def test_dbrx_s_router_returns_a_tensor_by_itself() -> None:
@@ -191,6 +194,25 @@ def test_probabilities_are_taken_for_logits() -> None:
     found = audit_router(model, [{"input_ids": batch()["input_ids"]}], top_k=2)
     assert (found.log_z, found.absolute, found.layers) == (None, None, 2)
     assert any("returns probabilities instead of logits" in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize("family", PRODUCT_KEYS)
+def test_logits_that_are_not_tokens_by_experts_are_flattened_to_more_tokens(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Doge's [2, T, √E] counted as twice the tokens and √E experts."""
+    model, inputs = built(family, monkeypatch), batch()
+    sentence = r"router 'model\.layers\.0\.mlp' \(DogeCDMoE\) .* \[32, experts\], but gave \[2, 32, 6\]"
+    with (
+        attach_router_loss(model, coef=1.0, convention="token_layer_mean"),
+        pytest.raises(ShapeError, match=sentence),
+    ):
+        model(**inputs)
+    with pytest.raises(ShapeError, match=sentence), find_routers(model).capture():
+        model(**inputs)
+    found = audit_router(model, [{"input_ids": inputs["input_ids"]}])
+    assert (found.log_z, found.absolute, found.decisions, found.layers) == (None, None, 0, 2)
+    assert any(re.search(sentence, reason) for reason in found.reasons)
 
 
 def test_numbers_of_a_router_are_shown_under_another_one_s_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.tiny_gguf import tiny_tensors, write_gguf
 from tests.tiny_models import VOCAB, save_model, save_tokenizer
 from zloss.errors import CheckpointError
-from zloss.models.checkpoint import embedded_smollm2, load_checkpoint, model_fingerprint, weight_fingerprint
+from zloss.models.checkpoint import (
+    embedded_smollm2,
+    load_checkpoint,
+    load_tokenizer,
+    model_fingerprint,
+    weight_fingerprint,
+)
 from zloss.models.output_head import check_head, find_head, hidden_states
 
 IDS = torch.arange(2, 60)
@@ -109,6 +116,67 @@ def test_gguf_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(CheckpointError, match="GGUF"):
             load_checkpoint(str(tmp_path / "bad.gguf"))
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+def edit(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize(("kind", "key", "sharded"), [("gpt2", "n_layer", False), ("neox", "num_hidden_layers", True)])
+def test_a_config_with_far_more_layers_than_tensors_was_built_without_end(
+    kind: str, key: str, sharded: bool, tmp_path: Path
+) -> None:
+    folder = save_model(kind, tmp_path)
+    if sharded:
+        load_checkpoint(str(folder)).model.save_pretrained(folder, max_shard_size="50KB")
+        (folder / "model.safetensors").unlink()
+    edit(folder / "config.json", **{key: 10**13})
+    for weights in (True, False):
+        with pytest.raises(CheckpointError, match="has 10000000000000 layers, but its weights are only 28 tensors"):
+            load_checkpoint(str(folder), weights=weights)
+
+
+def test_a_gguf_file_with_far_more_layers_than_tensors_was_built_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZLOSS_CACHE", str(tmp_path / "cache"))
+    file = write_gguf(tmp_path / "deep.gguf", tiny_tensors(), layers=10**7)
+    with pytest.raises(CheckpointError, match="has 10000000 layers, but its weights are only 12 tensors"):
+        load_checkpoint(str(file))
+
+
+def test_a_model_with_its_own_code_names_the_option_that_runs_it(tmp_path: Path) -> None:
+    """`auto_map` was "not a Hugging Face model", or a tokenizer that cannot be loaded."""
+    said = "needs Python code that comes with it .* runs only with `trust_remote_code`"
+    own = {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))
+    with pytest.raises(CheckpointError, match=f"the tokenizer '.*' {said}"):
+        load_tokenizer(str(tmp_path))
+    folder = save_model("gpt2", tmp_path / "model")
+    auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}
+    edit(folder / "config.json", model_type="own", auto_map=auto_map)
+    with pytest.raises(CheckpointError, match=said):
+        load_checkpoint(str(folder))
+
+
+def test_a_tokenizer_that_panics_on_special_tokens_is_an_error_of_one_sentence(tmp_path: Path) -> None:
+    folder = save_model("gpt2", tmp_path)
+    single = [{"SpecialToken": {"id": "<x>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    post = {"type": "TemplateProcessing", "single": single, "pair": single[1:], "special_tokens": {}}
+    edit(folder / "tokenizer.json", post_processor=post)
+    with pytest.raises(CheckpointError, match="no tokenizer that can be loaded"):
+        load_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_of_nan_were_an_architecture_that_changes_the_logits(value: float, tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(str(save_model("neox", tmp_path)))
+    norm = checkpoint.model.gpt_neox.layers[1].input_layernorm.weight
+    norm.data[3] = value
+    with pytest.raises(
+        CheckpointError, match=r"are NaN, because 1 of its 28 weights hold .* \(gpt_neox.layers.1.input_lay"
+    ):
+        check_head(checkpoint, find_head(checkpoint), IDS)
 
 
 @pytest.mark.slow

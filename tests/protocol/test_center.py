@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.forked import Forked
 from tests.report.printing import printed
 from tests.tiny_models import save_model
 from zloss.audit.checkpoint.run import run_audit
@@ -282,14 +282,18 @@ def test_an_error_after_the_download_is_not_called_a_failed_download(
 
 def test_the_copy_loads_without_our_package(tmp_path: Path) -> None:
     center(save("granite", tmp_path / "model"), tmp_path / "out")
-    code = (
-        "import sys; sys.modules['zloss'] = None\n"
-        "from transformers import AutoModelForCausalLM\n"
-        f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path / 'out')!r})\n"
-        "assert model.get_output_embeddings().weight.mean(0).abs().max() < 1e-6\n"
-        "assert model.get_input_embeddings().weight.data_ptr() != model.get_output_embeddings().weight.data_ptr()\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+
+    def load() -> None:
+        from transformers import AutoModelForCausalLM
+
+        for name in [name for name in sys.modules if name.partition(".")[0] == "zloss"] + ["zloss"]:
+            sys.modules[name] = None  # type: ignore[assignment]
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+        head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+        assert head.mean(0).abs().max() < 1e-6
+        assert head.data_ptr() != embedding.data_ptr()
+
+    assert Forked(load).wait().code == 0
 
 
 def test_the_card_of_a_16_bit_copy_claimed_unchanged_probabilities(tmp_path: Path) -> None:

@@ -161,9 +161,9 @@ def test_a_kill_left_a_copy_that_was_not_measured_and_the_command_was_then_refus
 
 def test_a_kill_while_the_copy_is_measured(model: Path, tmp_path: Path) -> None:
     """The copy is complete and not yet compared: it is not at its place."""
-    for delay in (0.0, 0.1, 0.3):
+    for delay in (0.0, 0.05, 0.15):
         out = tmp_path / f"after{delay}" / "out"
-        child = Child([*words(model, out), "--blocks", "400"])  # seconds of measuring
+        child = Child([*words(model, out), "--blocks", "200"])  # a second of measuring, and as long before it
         deadline = time.monotonic() + 120
         while not list(out.parent.glob(".out.*/config.json")) and time.monotonic() < deadline:
             time.sleep(0.001)

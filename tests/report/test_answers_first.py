@@ -21,7 +21,7 @@ from zloss.report.audit import (
     tally,
 )
 from zloss.report.comparison import answer
-from zloss.report.document import Item, Items, Text
+from zloss.report.document import Cell, Item, Items, Table, Text
 from zloss.report.files import render_page, terminal_document
 from zloss.report.html import to_page
 from zloss.report.logprobs import logprob_document
@@ -172,6 +172,8 @@ def test_a_stage_that_fired_harmlessly_says_what_is_large_and_why_it_is_harmless
         assert one.consequence is not None
         assert (item.word, item.tone, item.expanded) == ("fired", "harmless", False)
         assert item.text == f"Large, but harmless here: {one.reason} {one.consequence.reason}"
+        # "→ Deploy the row-centered head" was below a verdict that nothing calls for one.
+        assert item.more[0] == (f"If it mattered: {one.action}", "soft")
     assert len({item.text for item, _ in fired}) == len(fired)
     assert "all harmless here" in tally(found.decisions)
     page = render_page(decide_results(audits=(found,)))
@@ -179,6 +181,7 @@ def test_a_stage_that_fired_harmlessly_says_what_is_large_and_why_it_is_harmless
     mattering = with_decisions(weighed(bare, noise=(0.24, 0.02)), thresholds=limits)
     first = stages_of(mattering)[0]
     assert (first.tone, first.expanded) == ("fired", True)
+    assert first.more[0][0].startswith("→ ")
 
 
 def test_a_model_without_a_router_has_seven_stages(report: AuditReport) -> None:
@@ -201,12 +204,26 @@ def test_the_log_probabilities_say_which_rows_the_verdict_uses_and_where_centeri
     rows = [LogprobNoise("bf16", case, head, replace(gap, rms=rms), None, None) for (case, head), rms in errors.items()]
     said = joined(logprob_document(rows, verdict_format="bf16"))
     assert "The verdict uses the RMS of the bf16 rows in which only the logits are rounded" in said
-    assert "Where inputs and head are rounded to bf16, centering makes the error larger: 0.01 → 0.02." in said
-    assert said.count("makes the error larger") == 1
+    assert (
+        "Where inputs and head are rounded to bf16, the error of the centered head is larger: 0.02 nat, 0.01 nat as it is."
+        in said
+    )
+    assert said.count("the error of the centered head is larger") == 1
     assert "The verdict uses" not in joined(logprob_document(rows))
     page = to_page(logprob_document(rows), "t")
     assert "<b>on policy</b>: RMS of δ for tokens that the model itself samples" in page
     assert '<table class="sortable stacked logprobs">' in page
+
+
+def test_the_largest_gap_of_a_sequence_may_be_negative() -> None:
+    gap = LogprobGap(
+        6, 0, 0.02, 0.05, 0.0, 0.0, 0.5, 0.5, 0.5, sequence_tokens=(2, 2, 2), sequence_sums=(0.1, -0.4, 0.2)
+    )
+    blocks = logprob_document([LogprobNoise("bf16", "storage", "raw", gap, None, None)])
+    (shown,) = (block for block in blocks if isinstance(block, Table))
+    found = dict(zip((column.title for column in shown.columns), shown.rows[0], strict=True))["Σδ"]
+    assert isinstance(found, Cell)
+    assert found.value == 0.4
 
 
 def test_the_file_of_a_gguf_model_and_its_format_are_named(report: AuditReport) -> None:

@@ -10,8 +10,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from tests.laws.example_results import example_results
+from tests.measured_reports import weighed
 from tests.report.printing import printed
 from zloss.decide.answer import decide_records
+from zloss.decide.decision_map import with_decisions
 from zloss.decide.stages import STAGES
 from zloss.report.audit import audit_summary, side_by_side_document, tally
 from zloss.report.centering import centering_summary
@@ -74,6 +76,14 @@ def test_every_kind_of_result_fits(schema: str) -> None:
         # What is copied is never broken: lines of code may be longer.
         assert all(cell_len(line.rstrip()) <= width or line.startswith("  ") for line in text.splitlines())
         assert width < 80 or kind_of(schema) == "recommendation" or widest(text) <= width
+
+
+def test_a_call_for_centering_stays_short_with_a_planned_lambda_above_its_limit(bare: AuditReport) -> None:
+    """With both files and the next command, a terminal shows at most 25 lines."""
+    audited = with_decisions(weighed(replace(bare, ppl=20.0), noise=(0.24, 0.02), r_z=0.2))
+    text = printed(audit_summary(audited))
+    assert " The planned λ = 1e-4 is above its limit of 2e-5." in " ".join(text.split())
+    assert len(text.strip().splitlines()) <= 21
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
@@ -154,5 +164,7 @@ def test_a_centering_says_what_changed_and_where_the_copy_is() -> None:
     )  # fmt: skip
     text = printed(centering_summary(result, "copy/of the model"))
     assert "a separate tensor in the copy: 2.5 MB more" in text
+    # A smaller P_Z^99.9 of the copy read as an improvement.
+    assert "raw before and centered after: their difference is not a gain." in " ".join(text.split())
     for part in ("a note", "a finding", "p99 |μ| (nat)", "17.5", "1×10⁻⁶", "copy/of the model"):
         assert part in text, part

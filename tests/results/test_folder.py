@@ -196,3 +196,39 @@ def test_an_empty_folder_is_not_left_and_a_link_is_not_written_through(tmp_path:
     with pytest.raises(OutputError), locked_folder(tmp_path):
         pass
     assert victim.read_text() == "content"
+
+
+@pytest.mark.parametrize("kind", ["hard link", "symbolic link", "content", "folder", "pipe"])
+def test_a_planted_lock_file_was_written_through(tmp_path: Path, kind: str) -> None:
+    """A hard link under the name of the lock file: its target was truncated and got our process id."""
+    victim, lock = tmp_path / "victim", tmp_path / "out" / LOCK_FILE
+    victim.write_text("important")
+    lock.parent.mkdir()
+    if kind == "hard link":
+        os.link(victim, lock)
+    elif kind == "symbolic link":
+        lock.symlink_to(victim)
+    elif kind == "content":
+        lock.write_text("important")
+    elif kind == "folder":
+        lock.mkdir()
+    else:
+        os.mkfifo(lock)
+    before = lock.lstat()
+    with (
+        pytest.raises(OutputError, match=r"cannot write to .*out.*Choose another folder"),
+        locked_folder(tmp_path / "out"),
+    ):
+        pass
+    assert victim.read_text() == "important"
+    assert lock.lstat().st_ino == before.st_ino
+    assert kind != "content" or lock.read_text() == "important"
+
+
+def test_a_lock_file_that_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
+    """Whole, or killed between making the file and writing the process id."""
+    for left in ("", "999999999\n"):
+        (tmp_path / LOCK_FILE).write_text(left)
+        with locked_folder(tmp_path):
+            assert (tmp_path / LOCK_FILE).read_text() == f"{os.getpid()}\n"
+        assert names(tmp_path) == []

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 import zloss
 from zloss.errors import CoefficientError, InputError, UnknownNameError
-from zloss.router.conventions import find_convention, router_conventions
+from zloss.router.conventions import (
+    RouterConvention,
+    find_convention,
+    match_coefficient,
+    router_conventions,
+    router_scale,
+    router_scale_table,
+)
 
 SCALES = {
     1.0: ("token_layer_mean", "flaxformer", "openmoe", "marin_grug", "megablocks_mean"),
@@ -114,3 +122,19 @@ def test_scales_load_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_coefficient_beyond_the_range_of_floats_is_a_raw_overflow() -> None:
+    here = {"layers": 16, "top_k": 8}
+    with pytest.raises(CoefficientError, match=r"`coef` = 1e\+308 under 'megatron' .* 'olmoe'.* range of floats"):
+        match_coefficient(1e308, "megatron", "olmoe", **here)
+    with pytest.raises(CoefficientError, match=r"`coef` = 1e\+308 .* 'active_route_sum'.* range of floats"):
+        router_scale("active_route_sum", tokens=1, coef=1e308, layers=1, top_k=8)
+    with pytest.raises(CoefficientError, match="range of floats"):
+        router_scale_table(1e308, "megatron", tokens=1, **here)
+
+
+@pytest.mark.parametrize("part", [{"token_count": "tokens"}, {"layer_divisor": "layers"}])
+def test_a_convention_with_an_unknown_word_fails_at_its_first_use(part: dict[str, Any]) -> None:
+    with pytest.raises(UnknownNameError, match=f"unknown {next(iter(part))}"):
+        RouterConvention(**{"name": "mine", "token_count": "decisions", "layer_divisor": "none", "cited": "-"} | part)

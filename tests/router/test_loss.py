@@ -14,7 +14,7 @@ from torch import Tensor
 
 import zloss
 from tests.router.literal import LITERAL, Case
-from zloss.errors import CoefficientError, InputError, ShapeError, UnknownNameError
+from zloss.errors import CoefficientError, DtypeError, InputError, ShapeError, UnknownNameError
 from zloss.router.conventions import RouterContext, match_coefficient, router_conventions, router_scale
 from zloss.router.loss import RouterLoss, router_loss
 
@@ -335,6 +335,40 @@ def test_bad_input_is_explained(change: dict[str, object], error: type[Exception
     with pytest.raises(error) as caught:
         zloss.router_loss(arguments.pop("router_logits"), **arguments)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("groups", 5, "process group or several, but got int"),
+        ("groups", "x", "process group or several, but got str"),
+        ("groups", [None], "process group or several, but got NoneType"),
+        ("context", 5, "RouterContext, but got int"),
+        ("context", {"encoder_layers": 2}, "RouterContext, but got dict"),
+    ],
+)
+def test_groups_and_context_of_a_foreign_type_end_in_a_raw_exception(name: str, value: object, message: str) -> None:
+    with pytest.raises(DtypeError, match=f"`{name}` is expected to be .*{message}"):
+        router_loss(logits(), coef=1e-3, convention="megatron", top_k=2, **{name: value})
+
+
+@pytest.mark.parametrize("value", [-1e9, -math.inf, math.nan, 0.5, 2])
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_an_additive_mask_is_inverted_and_other_numbers_count_as_true(value: float, per_layer: bool) -> None:
+    """0 and −1e9 of an additive mask were taken for False and True."""
+    mask = torch.where(torch.arange(T) % 3 == 0, 0, value)
+    sentence = rf"`mask` is expected to hold booleans, or 0 and 1, .* but got {value}: .*`mask == 0`"
+    with pytest.raises(InputError, match=sentence):
+        found(logits(), mask=[mask] * L if per_layer else mask)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.uint16, torch.int64, torch.float16, torch.bfloat16, torch.float64]
+)
+def test_a_mask_of_zeros_and_ones_counts_alike_in_every_dtype(dtype: torch.dtype) -> None:
+    mask = torch.arange(T) % 3 != 0
+    want = found(logits(), mask=mask)[0]
+    assert torch.equal(found(logits(), mask=mask.to(dtype))[0].loss, want.loss)
 
 
 def test_context_counts_are_checked() -> None:

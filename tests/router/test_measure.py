@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.router.literal import LITERAL, Case, SideChannel, violation
-from zloss.errors import CoefficientError, MissingInputError
+from zloss.errors import CoefficientError, InputError, MissingInputError
 from zloss.router.conventions import router_scale
 from zloss.router.measure import MeasuredScale, measure_router_scale
 
@@ -73,6 +76,10 @@ def layer_mean(of_log_z: Callable[[Tensor], Tensor]) -> Penalty:
 
 def layer_sum(of_logits: Callable[[Tensor], Tensor], weights: Sequence[float] = (1.0,) * L) -> Penalty:
     return lambda logits: torch.stack([w * of_logits(r) for w, r in zip(weights, logits, strict=True)]).sum()
+
+
+def square_of_the_overall_mean(logits: Sequence[Tensor]) -> Tensor:
+    return torch.logsumexp(torch.cat(list(logits)), dim=1).mean().square()
 
 
 MEAN_OF_SQUARES = layer_mean(lambda log_z: log_z.square().mean())
@@ -248,8 +255,19 @@ def test_the_square_of_the_mean_passed_for_another_penalty(
 
 
 def test_the_square_of_the_mean_over_all_layers_is_found_too() -> None:
-    found = measured(TinyMoe(), lambda logits: torch.logsumexp(torch.cat(list(logits)), dim=1).mean().square())
+    assert measured(TinyMoe(), square_of_the_overall_mean).verdict == "squared_mean"
+
+
+@pytest.mark.parametrize("target", ["fit", 0.0])
+def test_the_square_of_the_mean_over_all_decisions_is_found_with_a_mask_that_the_loss_ignores(
+    target: float | str,
+) -> None:
+    """Groups of 1 to 30 decisions: the mean over decisions is not the mean of the groups' means."""
+    masks = [torch.arange(T) < counted for counted in (T, 1, 2, 1)]
+    found = measured(TinyMoe(), square_of_the_overall_mean, mask=masks, target=target)
     assert found.verdict == "squared_mean"
+    assert found.target == pytest.approx(0.0, abs=1e-6)
+    assert found.relative_all == pytest.approx(1.0, rel=1e-6)
 
 
 @pytest.mark.parametrize("penalty", [MEAN_OF_SQUARES, SQUARE_OF_THE_MEAN, MEAN])
@@ -266,3 +284,101 @@ def test_bad_input() -> None:
     zero = torch.zeros((), requires_grad=True)
     with pytest.raises(MissingInputError, match="router weights"):
         measure_router_scale(lambda: zero, lambda: zero, lambda: TinyMoe(1)()[1], [], coef=1.0)
+
+
+SHARED = TinyMoe()
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "coef nan": ({"coef": math.nan}, "`coef` is expected to be a finite number, but got nan"),
+    "coef inf": ({"coef": math.inf}, "`coef` is expected to be a finite number, but got inf"),
+    "coef text": ({"coef": "1e-3"}, "`coef` is expected to be a finite number, but got '1e-3'"),
+    "coef None": ({"coef": None}, "`coef` is expected to be a finite number, but got None"),
+    "coef_off nan": ({"coef_off": math.nan}, "`coef_off` is expected to be a finite number, but got nan"),
+    "target text": ({"target": "log_experts"}, "`target` is expected to be 'fit' or a finite number, but got 'log_ex"),
+    "target None": ({"target": None}, "`target` is expected to be 'fit' or a finite number, but got None"),
+    "target nan": ({"target": math.nan}, "`target` is expected to be 'fit' or a finite number, but got nan"),
+    "seed text": ({"seed": "x"}, "`seed` is expected to be an integer"),
+    "seed too large": ({"seed": 2**70}, "`seed` is expected to be an integer"),
+    "mask additive": ({"mask": torch.where(torch.arange(T) < 9, 0.0, -1e9)}, "`mask` is expected to hold booleans"),
+    "parameters number": ({"parameters": 5}, "`parameters` is expected to be a list of router weights, but got int"),
+    "parameters module": ({"parameters": nn.Linear(2, 2)}, "list of router weights, but got Linear"),
+    "parameters tensor": ({"parameters": torch.ones(E, D)}, "list of router weights, but got Tensor"),
+    "parameters of text": ({"parameters": ["x"]}, "`parameters[0]` is expected to be a tensor, but got str"),
+    "parameters frozen": ({"parameters": [torch.ones(E, D)]}, "`parameters[0]` does not require a gradient"),
+    "parameters of another model": (
+        {"parameters": list(TinyMoe().routers)},
+        "`router_logits` does not depend on `parameters`",
+    ),
+    "on None": ({"on": None}, "`on` is expected to be a function that runs the model, but got NoneType"),
+    "off tensor": ({"off": torch.ones(())}, "`off` is expected to be a function that runs the model, but got Tensor"),
+    "on returns a number": (
+        {"on": lambda: 1.0},
+        "`on` is expected to return a scalar tensor to differentiate, but ret",
+    ),
+    "off returns None": (
+        {"off": lambda: None},
+        "`off` is expected to return a scalar tensor to differentiate, but ret",
+    ),
+    "on returns a vector": (
+        {"on": lambda: torch.ones(3, requires_grad=True) * 2},
+        "`on` is expected to return a scalar",
+    ),
+    "off without a graph": ({"off": lambda: torch.ones(())}, "`off` returned a loss without a graph"),
+    "on nan": ({"on": lambda: SHARED()[0] * math.nan}, "the gradient of `on` or of `off` is NaN or infinite"),
+    "off inf": ({"off": lambda: SHARED()[0] * math.inf}, "the gradient of `on` or of `off` is NaN or infinite"),
+    "router_logits None": ({"router_logits": None}, "`router_logits` is expected to be a function that runs the model"),
+    "router_logits returns None": (
+        {"router_logits": lambda: None},
+        "`router_logits` is expected to be a tensor or one",
+    ),
+    "router_logits of text": ({"router_logits": lambda: ["x"]}, "`router_logits[0]` is expected to be a tensor"),
+    "router_logits [B, S, E]": (
+        {"router_logits": lambda: [layer.view(5, 6, E) for layer in SHARED()[1]]},
+        "but layer 0 is [5, 6, 5]: flatten batch and sequence",
+    ),
+    "router_logits without a graph": (
+        {"router_logits": lambda: [layer.detach() for layer in SHARED()[1]]},
+        "layer 0 of `router_logits` has no graph",
+    ),
+    "router_logits nan": (
+        {"router_logits": lambda: [layer * math.nan for layer in SHARED()[1]]},
+        "log Z of `router_logits` is NaN or infinite",
+    ),
+    "router_logits empty": (
+        {"router_logits": lambda: [torch.zeros(0, E, requires_grad=True)]},
+        "`router_logits` has no tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_value_gives_a_raw_exception_or_a_scale(name: str) -> None:
+    """coef=nan gave a scale of NaN, a loss of NaN a verdict."""
+    bad, sentence = BAD[name]
+    model = SHARED
+
+    def loss(value: float) -> Tensor:
+        main, logits = model()
+        return main + value * MEAN_OF_SQUARES(logits)
+
+    good: dict[str, Any] = {
+        "on": lambda: loss(1.0),
+        "off": lambda: loss(0.0),
+        "router_logits": lambda: model()[1],
+        "parameters": list(model.routers),
+        "coef": 1.0,
+    }
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        measure_router_scale(**good | bad)
+
+
+def test_weights_from_an_iterator_are_read_once() -> None:
+    model = TinyMoe()
+
+    def loss(value: float) -> Tensor:
+        main, logits = model()
+        return main + value * MEAN_OF_SQUARES(logits)
+
+    found = measure_router_scale(
+        lambda: loss(1.0), lambda: loss(0.0), lambda: model()[1], iter(model.routers), coef=1.0
+    )
+    assert found.relative == pytest.approx(1.0, rel=1e-6)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import torch
 
 from tests.tiny_models import save_tokenizer
 from zloss.errors import CorpusError, UnknownNameError
-from zloss.text import Corpus, make_blocks, open_corpus, pydoc_topics
+from zloss.text import Corpus, make_blocks, open_corpus, pydoc_topics, rows_as_blocks
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +44,15 @@ def test_tokens_are_predicted_exactly_once(tokenizer: Any, size: int) -> None:
     inputs = blocks.inputs(0, blocks.count).reshape(-1)
     assert targets.tolist() == ids[1 : blocks.predictions + 1]
     assert inputs.tolist() == ids[: blocks.predictions]
+
+
+def test_a_part_of_rows_has_these_rows() -> None:
+    rows = torch.arange(30).view(6, 5)
+    part = rows_as_blocks(rows, "rows").part(2, 5)
+    inputs, targets = part.batch(slice(None))
+    assert (part.count, part.offset) == (3, 2)
+    assert torch.equal(inputs, rows[2:5, :-1])
+    assert torch.equal(targets, rows[2:5, 1:])
 
 
 def test_a_long_text_is_tokenized_only_as_far_as_needed_and_no_differently(tokenizer: Any) -> None:
@@ -99,10 +111,19 @@ def test_files_of_every_format_hold_the_same_text(tokenizer: Any, tmp_path: Path
         ("a.jsonl", b'{"text": "a"}\nnot json\n', "line 2 is not JSON"),
         ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
         ("a.jsonl", b'{"body": "a"}\n', "`text_field`"),
+        ("a.jsonl", b'{"text": "a"}\n 5\n', 'line 2 is 5, but every line .* an object with the text .*{"text": "..."}'),
         ("a.jsonl", b'{"text": "\\ud83d\\ude00"}\n{"text": "\\ud83d"}\n', "line 2 contains half of a surrogate pair"),
         ("a.parquet", b"PAR1 but not really", "parquet"),
     ],
-    ids=["latin1", "broken", "deep nesting was a traceback", "other field", "half a surrogate pair", "fake parquet"],
+    ids=[
+        "latin1",
+        "broken",
+        "deep nesting was a traceback",
+        "other field",
+        "a number was told to set `text_field`",
+        "half a surrogate pair",
+        "fake parquet",
+    ],
 )
 def test_texts_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(content)
@@ -148,3 +169,46 @@ def test_every_kind_of_parquet_text_is_read(tmp_path: Path) -> None:
         file = tmp_path / f"{number}.parquet"
         parquet.write_table(pa.table({"text": column}), file)
         assert documents(file) == ["a", "b"]
+
+
+def fed(pipe: Path, text: str) -> Path:
+    """A named pipe into which `text` is written once."""
+    os.mkfifo(pipe)
+    threading.Thread(target=pipe.write_text, args=(text,), daemon=True).start()
+    return pipe
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    """It was read for its checksum, then again for its text: a named pipe waited forever, `<(zcat text.gz)` was empty."""
+    pipe = fed(tmp_path / "pipe", "from a pipe")
+    opened = open_corpus([str(pipe)], None)
+    assert list(opened.documents) == ["from a pipe"]
+    assert opened.provenance["files"][0]["sha256"] == hashlib.sha256(b"from a pipe").hexdigest()
+    # A tokenizer is trained on the text before the runs read it.
+    assert documents(pipe) == ["from a pipe"]
+    # The same through a descriptor, as process substitution passes it.
+    reader, writer = os.pipe()
+    os.write(writer, b"from a process")
+    os.close(writer)
+    assert documents(Path(f"/dev/fd/{reader}")) == ["from a process"] == documents(Path(f"/dev/fd/{reader}"))
+    os.close(reader)
+
+
+def test_line_ends_of_a_text_are_those_of_a_file_opened_as_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\rthree\n")
+    assert documents(tmp_path / "a.txt") == ["one\ntwo\nthree\n"]
+
+
+def test_a_panic_while_encoding_is_an_error_of_one_sentence(tmp_path: Path) -> None:
+    """A panic of tokenizers, here of a regular expression that backtracks too far, is not an `Exception`."""
+    from transformers import AutoTokenizer
+
+    save_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    tokenizer["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(x+x+)+y"}, "content": "z"}
+    file.write_text(json.dumps(tokenizer))
+    with pytest.raises(
+        CorpusError, match=r"the tokenizer cannot encode the text 'test' .*retry-limit.*: use another text"
+    ):
+        make_blocks(corpus("x" * 500), AutoTokenizer.from_pretrained(tmp_path), size=8, count=1, bos_id=None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tools.same_numbers import ALLOWED, compare, read, read_allowed
+from tools.same_numbers import ALLOWED, REFERENCE, ROOT, compare, read, read_allowed
 
 RESULT: dict[str, Any] = {
     "schema": "zloss.audit/1",
@@ -69,10 +70,30 @@ def test_a_changed_string_boolean_number_or_key_fails(tmp_path: Path, path: str,
 
 def test_only_the_allowed_kind_of_difference_passes(tmp_path: Path) -> None:
     after = change("decisions.0.stage", "tail")
-    assert same(tmp_path, after, allowed=(("value", "audit/report.json:decisions.*.stage"),))
+    assert same(tmp_path, after, allowed=(("text", "audit/report.json:decisions.*.stage"),))
     assert not same(tmp_path, after, allowed=(("number", "audit/report.json:decisions.*.stage"),))
-    assert not same(tmp_path, after, allowed=(("value", "train/report.json:decisions.*.stage"),))
+    assert not same(tmp_path, after, allowed=(("text", "train/report.json:decisions.*.stage"),))
     assert not same(tmp_path, change("ppl", 29.6), allowed=(("value", "audit/*"),))
+
+
+def test_changed_texts_are_counted_by_their_place_in_a_result(capsys: pytest.CaptureFixture[str]) -> None:
+    before = {f"{file}/report.json:decisions.{i}.reason": f"was {i}" for file in "ab" for i in range(3)}
+    after = {key: text.replace("was", "is") for key, text in before.items()} | {
+        "a/report.json:decisions.1.reason": "was 1"
+    }
+    assert not compare("audits", before, after, 0.0, [])
+    printed = capsys.readouterr().out
+    assert "NOT ALLOWED: 5 texts report.json:decisions.*.reason: 'was 0' -> 'is 0'" in printed
+    assert printed.count("decisions") == 1
+
+
+def test_the_reference_is_a_commit_of_this_history() -> None:
+    assert len(REFERENCE) == 40
+    git = ["git", "-C", str(ROOT)]
+    shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], capture_output=True, text=True)
+    if shallow.stdout.strip() != "false":
+        pytest.skip("a shallow clone or a source distribution has no history")
+    subprocess.run([*git, "merge-base", "--is-ancestor", REFERENCE, "HEAD"], check=True)
 
 
 def test_numbers_pass_within_the_tolerance_only_and_a_job_without_results_fails(tmp_path: Path) -> None:

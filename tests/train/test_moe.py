@@ -22,6 +22,7 @@ from zloss.train.moe import (
     reduced_router_loss,
     relative_scale,
     router_numbers,
+    routing_metrics,
 )
 
 T, E, L, COEF, TARGET = 14, 6, 3, 0.3, math.log(6)
@@ -210,3 +211,28 @@ def test_masked_decisions_are_in_no_number() -> None:
     masked, short = numbers(loud, mask), numbers([layer[:4] for layer in logits], None)
     assert masked == {name: pytest.approx(value) for name, value in short.items()}
     assert masked["router_log_z_max"] < 10
+
+
+def test_a_short_pass_counts_with_its_decisions() -> None:
+    """Two passes of 10 and 4 tokens have the entropy of one pass of 14, not the mean of both passes."""
+    generator = torch.Generator().manual_seed(0)
+    logits = [torch.randn(T, E, generator=generator) for _ in range(L)]
+    for layer in logits:
+        layer[10:] *= 10
+    weights = [torch.randn(E, 8, generator=generator) for _ in range(L)]
+    moe = MoeRun(top_k=2, experts=E, layers=L, router="token_layer_mean", router_coef=1e-3)
+
+    def terms(tokens: slice) -> RouterTerms:
+        part = [layer[tokens] for layer in logits]
+        record = zloss.router_loss(
+            part, coef=1e-3, convention="token_layer_mean", top_k=2, weight=weights, normalizer=T
+        )
+        one = torch.ones(())
+        return RouterTerms.of(record, one, one, record.loss, 0.0)
+
+    whole = routing_metrics([terms(slice(T))], moe, T)
+    parts = routing_metrics([terms(slice(10)), terms(slice(10, T))], moe, T)
+    assert whole.router is not None
+    assert parts.router is not None
+    assert parts.entropy == pytest.approx(whole.entropy, rel=1e-6)
+    assert parts.router.entropy_per_layer == pytest.approx(whole.router.entropy_per_layer, rel=1e-6)

@@ -36,7 +36,9 @@ def glossary() -> str:
         "# Glossary",
         "Every symbol that pages, tables and figures use, and every measured number of the files we write. "
         "`zloss glossary WORD` prints the same entries on a terminal. *Over* says what a number is reduced over; *paper* is the "
-        "label of its equation, table or section there. Directions: ↓ lower is better, ↑ higher is better, none: descriptive.",
+        "label of its equation, table or section there. An arrow is the direction of an improvement between two runs or two "
+        "checkpoints in one coordinate, ↓ lower, ↑ higher; raw and centered numbers of one model are not compared. No arrow: "
+        "descriptive.",
         "## Letters",
         table(("letter", "meaning"), q.LETTERS),
         "## Words",

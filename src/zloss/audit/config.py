@@ -20,8 +20,10 @@ from zloss.results.options import (
     TextOptions,
     check_choices,
     check_counts,
+    check_measured_coef,
     check_numbers,
     check_optional_counts,
+    check_seed,
 )
 
 NOT_OF_THE_PASS = (
@@ -75,10 +77,12 @@ class AuditConfig(TextOptions):
     """Also read pickled weights."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, ("diag_coef",), positive=True)
-        check_numbers(self, ("gain_beta", "coef"))
-        if self.target is not None and not (isinstance(self.target, (int, float)) and math.isfinite(self.target)):
-            raise InputError(f"`target` is expected to be a finite number, but got {self.target!r}.")
+        check_measured_coef("diag_coef", self.diag_coef)
+        check_seed(self.seed)
+        check_measured_coef("coef", self.coef, zero=True)
+        check_numbers(self, ("gain_beta",))
+        if self.target is not None and not (isinstance(self.target, (int, float)) and abs(self.target) <= 1e6):
+            raise InputError(f"`target` is expected to be a number between -1e6 and 1e6, but got {self.target!r}.")
         if self.router_coef is not None:
             check_numbers(self, ("router_coef",))
         check_counts(self, ("batch_blocks",))
@@ -141,7 +145,7 @@ class ImplementationAuditConfig(TextOptions):
         check_counts(self, ("blocks", "implementation_tokens"))
         check_optional_counts(self, ("block_size",))
         check_counts(self, ("update_blocks", "overflow_blocks"), least=0)
-        check_numbers(self, ("coef",), positive=True)
+        check_measured_coef("coef", self.coef)
         check_choices(self, {"bos": BosPolicy, "precision": StoragePrecision, "autocast": Literal["fp32", "bf16"]})
         if not self.logit_scales or not all(math.isfinite(scale) and scale > 0 for scale in self.logit_scales):
             raise InputError(f"`logit_scales` are expected to be finite numbers > 0, but got {self.logit_scales!r}.")

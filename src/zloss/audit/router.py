@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zloss.errors import InputError, MissingInputError, ShapeError
+from zloss.errors import DtypeError, InputError, MissingInputError, ShapeError, first_line
 from zloss.measure.gradients import CE, gradient_seeds
 from zloss.measure.measurement import Measurement
 from zloss.measure.tokens import Array, mean, quantile
@@ -73,6 +73,9 @@ def audit_router(
     has none, a hypothetical 1e-3, which the findings say. An `attention_mask` in a batch excludes padding. If the model
     has its own router Z-loss and the first batch has labels, what it applies is measured from gradients on that batch.
     """
+    if isinstance(batches, (Mapping, Tensor)) or not isinstance(batches, Iterable):
+        got = "one batch: pass `[batch]`" if isinstance(batches, Mapping) else type(batches).__name__
+        raise DtypeError(f"`batches` is expected to be a list of batches (keyword inputs of the model), but got {got}.")
     routers = find_routers(model)
     k = routers.require_top_k(top_k)
     coef, origin, key, reason = _stated_coefficient(model, coef)
@@ -82,10 +85,19 @@ def audit_router(
     experts = decisions = nonfinite = 0
     load_LE = torch.zeros(())
     parts: dict[str, list[Array]] = {"log_z": [], "entropy": [], "layer": [], "correction": []}
-    for batch in batches:
+    for place, batch in enumerate(batches):
+        if not isinstance(batch, Mapping):
+            raise DtypeError(
+                f"`batches[{place}]` is expected to be a mapping from names to inputs of the model, but got "
+                f"{type(batch).__name__}."
+            )
         first = dict(batch) if first is None else first
-        with torch.no_grad(), routers.capture() as layers:
-            model(**batch)
+        try:
+            with torch.no_grad(), routers.capture() as layers:
+                model(**batch)
+        except ShapeError as error:  # a router whose logits are not [tokens, experts]
+            lost = first_line(error)
+            break
         experts = layers[0].shape[1]
         lost = None if routers.without_softmax else routers.lost_normalizer(layers)
         if routers.without_softmax or lost is not None:
@@ -196,7 +208,10 @@ def _applied_scale(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Measured
     if "labels" not in batch:
         return None, "the batches have no labels, so the model's own loss cannot be measured"
     # A coefficient of 0 in the configuration still has a scale: measure it at 1.
-    return measure_model_router_scale(model, batch, coef=getattr(model, COEF_ATTRIBUTE) or 1.0), None
+    try:
+        return measure_model_router_scale(model, batch, coef=getattr(model, COEF_ATTRIBUTE) or 1.0), None
+    except InputError as error:  # such as gradients that are NaN
+        return None, first_line(error)
 
 
 def measure_model_router_scale(

@@ -171,12 +171,16 @@ class RouterScale:
     """Micro-batches per step."""
     out: str = ""
     """Where to write the result: a file NAME.json, or a folder for router_scale.json. `zloss report` reads it."""
+    force: bool = False
+    """Replace a file that is not a router scale."""
     verbose: bool = False
     """Also print the source of each convention."""
 
     def run(self, argv: Sequence[str]) -> int:
+        from zloss.errors import OutputError
         from zloss.report.router import router_scale_document
         from zloss.report.terminal import print_document
+        from zloss.results.folder import written_kind
         from zloss.router.conventions import find_convention, match_coefficient, router_scale_table
 
         context: dict[str, Any] = {
@@ -191,6 +195,12 @@ class RouterScale:
         source = find_convention(self.from_).name
         chosen = None if self.to is None else find_convention(self.to).name
         scales = router_scale_table(self.coef, source, **context)
+        file = scales.file_in(self.out)
+        if self.out and not self.force and file.is_file() and written_kind(file) != "router-scale":
+            raise OutputError(
+                f"{file.parent} holds {file.name}, which is not a router scale of zloss: choose another file, or pass `force` to "
+                "replace it."
+            )
         # Before printing, so that a closed pipe does not lose the file.
         written = scales.write(self.out) if self.out else None
         print_document(router_scale_document(scales, matched=chosen, cited=self.verbose))

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from zloss.cli.options import number_or_word
-from zloss.results.options import DtypeName, TextFiles
+from zloss.results.options import DtypeName, TextFiles, check_seed, refuse
 from zloss.results.provenance import without_folders
 
 if TYPE_CHECKING:
     from zloss.audit.loss.model_tokens import ModelTokens
     from zloss.console import Progress
+
+
+MOST_ROWS = 2**22
+"""Rows of a vocabulary that the audit has memory for."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,23 @@ class AuditLoss:
     quiet: bool = False
     """Print only errors."""
 
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        refuse(
+            (
+                not -(2**63) <= self.ignore_index < 2**63,
+                f"`ignore_index` is expected to fit in 64 bits, as targets do, but got {self.ignore_index}.",
+            ),
+            (
+                self.valid_vocab is not None and self.valid_vocab > MOST_ROWS,
+                f"`valid_vocab` is expected to be at most {MOST_ROWS}, but got {self.valid_vocab}.",
+            ),
+            (
+                self.time_limit != 0 and not 0.01 <= self.time_limit <= 1e6,
+                f"`time_limit` is expected to be 0 (none) or between 0.01 and 1e6 seconds, but got {self.time_limit:g}.",
+            ),
+        )
+
     def run(self, argv: Sequence[str]) -> int:
         from zloss.audit.loss.calls import LossCallError, load_function
         from zloss.audit.loss.audit import audit_loss
@@ -86,9 +107,9 @@ class AuditLoss:
         expect: dict[str, Any] = {"coef": self.coef, "target": self.target}
         progress = choose_progress(self.quiet)
         # The loss may change the working directory: the folder is the one meant now.
-        folder = Path(self.out).resolve() if self.out else None
+        folder = Path(self.out).absolute() if self.out else None
         if folder is not None:
-            check_folder(Path(self.out))
+            check_folder(folder)
             refuse_other(folder, Owner("loss-audit", self.function), force=self.force)
         if self.jax:  # before the user's module, which imports it
             require_version("jax", "0.8", "Auditing a JAX loss", "jax")

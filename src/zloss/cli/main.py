@@ -12,7 +12,7 @@ import textwrap
 from importlib import import_module
 from typing import Any
 
-from zloss.console import guarded_output, printable
+from zloss.console import ClosedPipeError, guarded_output, printable
 from zloss.errors import (
     MissingDependencyError,
     UnknownNameError,
@@ -49,32 +49,34 @@ def main(argv: list[str] | None = None) -> int:
     with guarded_output():
         try:
             code = _main(sys.argv[1:] if argv is None else argv)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # The reader has exited. Discard what Python still buffers, or flushing it at exit would raise again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return CLOSED_PIPE
+        except ClosedPipeError:
+            code = CLOSED_PIPE
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (ClosedPipeError, OSError):
+                # The reader has exited, or the disk is full. Discard what Python still buffers: flushing it at exit would
+                # raise again.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return code
 
 
 def _main(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(usage(), end="")
-        return DONE
-    if argv[0] == "--version":
-        from zloss import __version__
-
-        print(f"zloss {__version__}")
-        return DONE
-    name = argv[0]
+    name = argv[0] if argv else "--help"
     try:
+        if name in ("-h", "--help", "help", "--version"):
+            print(f"zloss {_version()}\n" if name == "--version" else usage(), end="", flush=True)
+            return DONE
         if launched() and name not in ON_RANKS:
             # Every process would do all of the work, in the same folder.
             raise ZlossError(
                 f"runs on one process, but a launcher started {os.environ['WORLD_SIZE']}: run it without torchrun. "
                 f"Commands that support several processes: {', '.join(ON_RANKS)}."
             )
-        return _run(argv)
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()  # here, where an error becomes a sentence
     except ZlossError as error:
         if launched():
             from zloss.jobs import StoppedError
@@ -86,8 +88,6 @@ def _main(argv: list[str]) -> int:
         if os.environ.get("RANK", "0") == "0" or not launched():
             print(f"zloss {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        raise
     except ModuleNotFoundError as error:
         # Most callers name the extra themselves; here an optional package was imported by another package.
         package = (error.name or "").partition(".")[0]
@@ -98,6 +98,12 @@ def _main(argv: list[str]) -> int:
         # A file operation that was not checked in advance.
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         return _print_error(name, f"{where}{error.strerror or first_line(error)}.")
+
+
+def _version() -> str:
+    from zloss import __version__
+
+    return __version__
 
 
 def usage() -> str:

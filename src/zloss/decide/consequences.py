@@ -1,8 +1,8 @@
 """Whether what a stage found matters for the training run at hand, and the one verdict that follows.
 
 A stage of the paper's decision map fires on a ratio. A ratio can be large and harmless, so advice rests on a second number: what
-the finding does to log-probabilities or gradients at the λ, c and logit precision that the user trains with. The verdict, by
-precedence:
+the finding does to log-probabilities or gradients at the λ, c and logit precision that the user trains with. These consequences
+and their limits are ours; the paper has the stages. The verdict, by precedence:
 
 | action | when |
 |---|---|
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -215,7 +216,28 @@ def give_verdict(
     comparisons: Sequence[Comparison] = (),
     recommendations: Sequence[Recommendation] = (),
 ) -> ActionVerdict:
-    """What to do, from decisions that have their consequences; runs of a model other than the audited one do not count."""
+    """What to do, from decisions that have their consequences; runs of a model other than the audited one do not count.
+
+    A planned λ or λ_R above its limit is in the sentence, unless runs accepted another one.
+    """
+    found = _action(report, decisions, limits, comparisons, recommendations)
+    above = [] if report is None or found.action == "train" else _above_limits(report, limits)
+    if report is None or not above:
+        return found
+    trained = tuple(dict.fromkeys((*_coefficients(report, limits), *(found.if_trained or ()))))
+    why = (*found.why, *(said for said in trained if said not in found.why))
+    said = f"{found.sentence} The planned {', and '.join(above)}."
+    return replace(found, sentence=said, why=why, if_trained=trained)
+
+
+def _action(
+    report: AuditReport | None,
+    decisions: Sequence[Decision],
+    limits: Thresholds,
+    comparisons: Sequence[Comparison],
+    recommendations: Sequence[Recommendation],
+) -> ActionVerdict:
+    """The verdict by precedence."""
     mattering = {one.stage: one for one in decisions if one.consequence is not None and one.consequence.matters}
     name = None if report is None else report.model.name
     same = [one for one in comparisons if name is None or one.model in (None, name)]
@@ -232,7 +254,7 @@ def give_verdict(
     if report is not None and (found := mattering.get(SOURCE.name)):
         storage, noise, _ = _noise(report)
         assert noise is not None
-        assert found.value is not None  # a head whose noise falls with centering has a μ
+        size = "" if found.value is None else f" (p99 |μ| = {found.value:.4g} nats)"
         return ActionVerdict(
             "center",
             f"Center the output head: {storage} logits then perturb a token's log-probability by {noise.centered:.3f} instead "
@@ -240,7 +262,7 @@ def give_verdict(
             (*_reasons([found]), *_findings(decisions, skip=[found])),
             confidence,
             (
-                f"It removes the common shift (p99 |μ| = {found.value:.4g} nats).",
+                f"It removes the common shift{size}.",
                 "It does not change predictions beyond rounding, and needs no training.",
             ),
         )
@@ -271,9 +293,7 @@ def give_verdict(
         confidence = f"{settled.confidence}."
     if report is None:
         return ActionVerdict("nothing", "Nothing in these results calls for a change.", tuple(rest), confidence)
-    said = "Nothing to do: this model needs neither a Z-loss nor a centered head."
-    if limiting:
-        said = "Nothing to change in this checkpoint; if you train with Z-loss, keep its coefficient low."
+    said = "Nothing measured in this checkpoint calls for a Z-loss or a centered head."
     known = (
         one.consequence for one in decisions if one.stage in (TRANSPORT.name, PATHWAY.name) and one not in limiting
     )
@@ -387,7 +407,26 @@ def lambda_limit(report: AuditReport, limits: Thresholds) -> tuple[float, str] |
     if not found:
         return None
     factor, why = min(found)
+    if not 0 < planned.coef * factor < math.inf:
+        return None
     return planned.coef * factor, f"at {coefficient(planned.coef)} {why}"
+
+
+def _above_limits(report: AuditReport, limits: Thresholds) -> list[str]:
+    """The planned λ and λ_R that are above their limits, as phrases."""
+    planned, limit = report.planned, lambda_limit(report, limits)
+    if planned is None:
+        return []
+    share, found = planned.router_share or 0.0, list[tuple[str, float, float]]()
+    if limit is not None:
+        found.append(("λ", planned.coef, limit[0]))
+    if planned.router_coef and share:
+        found.append(("λ_R", planned.router_coef, planned.router_coef * limits.router_share / share))
+    return [
+        f"{name} = {coefficient(coef)} is above its limit of {coefficient(one_digit(most))}"
+        for name, coef, most in found
+        if coef > most * (1 + 1e-9)  # not at the limit, whatever the rounding
+    ]
 
 
 def strongest(planned: PlannedLoss) -> tuple[float, str]:
@@ -436,7 +475,7 @@ def _at_zero(report: AuditReport, most: float) -> str:
     ):
         square = raw.diag_z / report.diag_coef + log_v * (2 * raw.log_z_mean - log_v)  # E (log Z)²
         from_c = square - c * (2 * raw.log_z_mean - c)  # E (log Z − c)²
-        if square > 0 and from_c > 0:
+        if 0 < square < math.inf and 0 < from_c < math.inf:
             ratio = math.sqrt(square / from_c)
             lower = coefficient(one_digit(most / ratio))
             return f"{lead} about {lower}: log Z − c is {ratio:.2g} times as large (RMS); `--target 0` measures it."
@@ -445,7 +484,9 @@ def _at_zero(report: AuditReport, most: float) -> str:
 
 def _target(report: AuditReport) -> str:
     planned = report.planned
-    return "" if planned is None else "log V" if planned.target == report.target else f"{planned.target:g}"
+    if planned is None:
+        return ""
+    return "log V" if planned.target in (None, report.target) else f"{planned.target:g}"
 
 
 def _confidence(report: AuditReport, decisions: Sequence[Decision], limits: Thresholds) -> str:
@@ -468,12 +509,13 @@ def _confidence(report: AuditReport, decisions: Sequence[Decision], limits: Thre
     trained = any(one.fired is not None for one in decisions if one.stage in (OPTIMIZER.name, QUALITY.name))
     said += f" {done} of {len(applicable)} applicable checks ran"
     said += "." if trained else "; training was not tested."
+    said += " Consequences and limits are ours, not the paper's."
     if report.corpus.predictions < limits.least_tokens:
         said += f" The text is short: tails need at least {limits.least_tokens:,.0f} tokens."
     if report.ppl is not None and report.ppl > vocab:
         said += (
-            f" A perplexity of {report.ppl:,.0f} is worse than guessing among {vocab:,} tokens: check that text, tokenizer and "
-            "weights belong together."
+            f" A perplexity of {report.ppl:,.0f} is worse than guessing among {vocab:,} tokens: check text, tokenizer and "
+            "weights."
         )
     return said
 

@@ -345,15 +345,21 @@ def evaluate_arms(comparison: Comparison) -> tuple[EvaluatedArm, ...]:
         heads = method.heads.centered if method.coordinate == "centered" else method.heads.raw
         deployed = heads.get("delta_u_99_gain_aware" if method.method == GAIN_AWARE else "delta_u_99")
         reference = base.heads.raw.get("delta_u_99")
-        transported = deployed.mean / reference.mean if deployed and reference and reference.mean else None
-        objection = _objection(verdict, quality, ratio, transported)
+        transported, stronger = None, ""
+        if deployed and reference and reference.mean:
+            transported = deployed.mean / reference.mean
+            if transported > 1 and method.coordinate == "centered":
+                both = f"{deployed.mean:.4g} on the centered logits it deploys, {reference.mean:.4g} on CE's raw logits"
+                stronger = f"p99 ‖δ_u‖ is {both}: by our rule the first must not be larger"
+            elif transported > 1:
+                stronger = f"p99 ‖δ_u‖ as deployed is × {transported:.4g} that of CE"
+        objection = _objection(verdict, quality, ratio, stronger)
         arms.append(EvaluatedArm(verdict, quality.get("delta_ce"), ratio, transported, objection))
     return tuple(arms)
 
 
-def _objection(
-    verdict: Verdict, quality: Mapping[str, float | None], ratio: float | None, transported: float | None
-) -> str:
+def _objection(verdict: Verdict, quality: Mapping[str, float | None], ratio: float | None, stronger: str) -> str:
+    """Why the arm does not pass; `stronger` says so of p99 ‖δ_u‖, if that is the case."""
     delta, tolerance = quality.get("delta_ce"), quality.get("tolerance_ce")
     if verdict.verdict == "rejected":
         return "rejected: " + " ".join(verdict.reasons or ()).rstrip(".")
@@ -365,10 +371,7 @@ def _objection(
         return "the quantity it is meant to lower could not be measured"
     if ratio > math.exp(EFFECT):
         return f"the quantity it is meant to lower is × {ratio:.4g}, not at least 1 % lower"
-    if transported is not None and transported > 1:
-        more = ": a Z-loss would push harder on the centered head" if verdict.method == CENTERED_HEAD else ""
-        return f"p99 ‖δ_u‖ as deployed is × {transported:.4g} that of CE{more}"
-    return ""
+    return stronger
 
 
 def choose(arms: Sequence[EvaluatedArm], *, centered_head: bool) -> EvaluatedArm | None:
@@ -404,7 +407,7 @@ FACTORIZED = (
     "Its penalty is on the mean logit (λ_μ, toward c_μ = 0) and on log Z − mean logit (λ_rel, toward c_rel = log V), both "
     "{coef}."
 )
-NOTHING_MATTERS = "no consequence measured in its audit reaches its limit"
+NOTHING_MATTERS = "no consequence measured in its audit reaches our limit"
 ON_CHECKPOINT = tuple(stage.name for stage in (SOURCE, DECOMPOSITION, TRANSPORT, PATHWAY))
 
 

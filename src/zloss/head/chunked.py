@@ -8,8 +8,13 @@ gain) and Eᵀ(x∘h) with x = w·a/S (for dW):
     dW   = Σ_t w_t (a_t p_t − b_t onehot(y_t)) u_tᵀ − (1/V) 1 (Σ_t w_t g_t u_t)ᵀ
 
 For a scalar loss the gradients are formed in the forward pass, while a chunk's E is at hand, and multiplied by the one
-upstream number in the backward pass. For reduction="none" the backward pass recomputes every chunk, because the per-token
-upstream gradients are only known then. dh, dW and db are summed by `HeadGradients` (`products.py`).
+upstream number in the backward pass; until then they stay in compute precision, because rounding comes last. For
+reduction="none" the backward pass recomputes every chunk, because the per-token upstream gradients are only known then.
+dh, dW and db are summed by `HeadGradients` (`products.py`).
+
+The gradient of given logits is as large as they are. For reduction="none" and for 16-bit logits, whose gradient would take
+twice their memory in compute precision, the backward pass forms it from the logits and the coefficients
+(`logits_gradient.py`), with one more exp. On the CPU bf16 logits are spared it while the upstream gradient is a power of two.
 
 What is done to a chunk of logits between the products is a `RowWork`: PyTorch (`rows.py`), or Triton kernels. The losses
 of hidden states and of logits are in one module because they share the autograd function and the work on a chunk.
@@ -19,6 +24,7 @@ Axes: T tokens, C tokens of a chunk, V vocabulary, D width, B buffers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -26,8 +32,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from zloss.errors import DoubleBackwardError, InputError
+from zloss.errors import InputError
 from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, LossProblem, check_mean, check_rows
+from zloss.head.logits_gradient import RowSource, refuse_double_backward, row_loss
 from zloss.head.options import chunk_bounds
 from zloss.head.products import HeadGradients, HeadProducts, ProductPlan, fp32_plan, product_exp
 from zloss.head.rows import (
@@ -45,7 +52,7 @@ from zloss.head.rows import (
 from zloss.head.sharded import RankShare, VocabularyShard, join_row_sums
 from zloss.objectives import Coefficients, Part, TokenLoss, token_loss
 from zloss.statistics import TokenStats
-from zloss.tensors import without_autocast
+from zloss.tensors import may_read, without_autocast
 
 
 def chunked_loss(problem: HeadProblem | LogitsProblem, work: RowWork | None = None) -> LossParts:
@@ -54,13 +61,19 @@ def chunked_loss(problem: HeadProblem | LogitsProblem, work: RowWork | None = No
     `work` defaults to `TorchRows`.
     """
     operands, weight_T = problem.operands, problem.targets.weight_T
-    if torch.compiler.is_compiling():
-        return _traced_loss(problem, work)
-    if torch._C._are_functorch_transforms_active():
+    compiling = torch.compiler.is_compiling()
+    if not compiling and torch._C._are_functorch_transforms_active():
         raise InputError(
             "this backend computes its own gradients, which torch.func transforms (grad, vmap, jvp, …) do not support: "
             "use backend='dense' with them."
         )
+    if isinstance(problem, LogitsProblem) and forms_gradient_late(problem):
+        with torch.no_grad():
+            result = run_chunks(problem, (False,), weight_T, work)
+        assert result.source is not None
+        return result.parts(loss_of_rows(problem, result.value(), result.source, triton=False))
+    if compiling:
+        return _traced_loss(problem, work)
     wanted = wanted_gradients(operands, grad_enabled=torch.is_grad_enabled() and problem.targets.reduction != "none")
     with torch.no_grad():
         result = run_chunks(problem, wanted, weight_T, work)
@@ -82,6 +95,8 @@ class ChunkedRun:
     """Every token is known to have a distribution, so `check_rows` can be skipped."""
     gradients: tuple[Tensor | None, ...]
     """Of Σ_t weight_t·ℓ_t, one per operand of the loss; None if it is not wanted."""
+    source: RowSource | None
+    """What forms the gradient of given logits in the backward pass; None if it is formed already."""
 
     def value(self) -> Tensor:
         """The loss without its gradient."""
@@ -108,8 +123,7 @@ def _for_backward(problem: LossProblem) -> LossProblem:
 def _traced_loss(problem: HeadProblem | LogitsProblem, work: RowWork | None) -> LossParts:
     """`chunked_loss` in a compiled or exported graph, where a custom op attaches the gradients already computed.
 
-    Per-token losses are those of logits, whose gradient at a token is in proportion to its upstream gradient. What will
-    require a gradient in an exported graph is not known, so all gradients are formed there.
+    What will require a gradient in an exported graph is not known, so all gradients are formed there.
     """
     operands = problem.operands
     wanted = wanted_gradients(operands, grad_enabled=torch.is_grad_enabled())
@@ -120,13 +134,13 @@ def _traced_loss(problem: HeadProblem | LogitsProblem, work: RowWork | None) -> 
         loss = result.value()
     for grad, operand in zip(result.gradients, operands, strict=True):
         if grad is not None and operand is not None:
-            loss = with_gradient(loss, operand, stored_gradient(grad, operand))
+            loss = with_gradient(loss, operand, grad)
     return result.parts(loss)
 
 
 @torch.library.custom_op("zloss::with_gradient", mutates_args=())
 def with_gradient(value: Tensor, operand: Tensor, grad: Tensor) -> Tensor:
-    """`value`, one number or one per token, made differentiable in `operand`, with a gradient that is already known."""
+    """`value`, one number, made differentiable in `operand`, with a gradient that is already known, in compute precision."""
     return value.clone()
 
 
@@ -141,8 +155,7 @@ def _keep_gradient(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _scaled_gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
     refuse_double_backward()
     (grad,) = ctx.saved_tensors
-    factor = upstream if upstream.dim() == 0 else upstream.unsqueeze(1)
-    return upstream, (grad * factor).to(ctx.dtype), None
+    return upstream, (grad * upstream).to(ctx.dtype), None
 
 
 with_gradient.register_autograd(_scaled_gradient, setup_context=_keep_gradient)
@@ -161,11 +174,7 @@ class _WithGradients(torch.autograd.Function):
         *operands: Tensor | None,
     ) -> Tensor:
         # Returned once, so that the caller may modify them in place; a second backward pass recomputes them.
-        ctx.ready = []
-        if any(wanted):
-            ctx.ready.append(
-                [stored_gradient(grad, like) for grad, like in zip(result.gradients, operands, strict=True)]
-            )
+        ctx.ready = [list(result.gradients)] if any(wanted) else []
         result.gradients = ()
         ctx.save_for_backward(*operands)
         ctx.work, ctx.problem = work, problem
@@ -180,10 +189,11 @@ class _WithGradients(torch.autograd.Function):
         targets = ctx.problem.targets
         if ctx.problem.weight_grad_buffer is not None and targets.reduction != "none":
             _require_first_unit_backward(upstream, first=bool(ctx.ready))
-        if ctx.ready:
-            # On the CPU reading the upstream scalar costs nothing, and a factor of 1 saves a pass over every gradient.
-            unit = upstream.device.type == "cpu" and float(upstream) == 1.0
-            grads = [grad if grad is None or unit else grad.mul_(upstream) for grad in ctx.ready.pop()]
+        grads = ctx.ready.pop() if ctx.ready else None
+        if grads is not None and _is_final(grads, upstream, ctx.problem.dtype):
+            for i, operand in enumerate(ctx.saved_tensors):  # in place, so that one is freed before the next is copied
+                if grads[i] is not None:
+                    grads[i] = multiplied(grads[i], upstream, operand.dtype)
         else:
             problem = ctx.problem.with_operands(ctx.saved_tensors)
             weight_T = targets.weight_T * upstream
@@ -197,21 +207,39 @@ def wanted_gradients(operands: tuple[Tensor | None, ...], *, grad_enabled: bool)
     return tuple(grad_enabled and operand is not None and operand.requires_grad for operand in operands)
 
 
-def stored_gradient(grad: Tensor | None, like: Tensor | None) -> Tensor | None:
-    """Cast a gradient for storage until backward: bf16 stays bf16, as small as the parameter; fp16 is kept in fp32, because
-    the loss scale that keeps it from underflowing comes in backward."""
-    if grad is None or like is None:
-        return None
-    return grad if like.dtype == torch.float16 else grad.to(like.dtype)
+def multiplied(grad: Tensor, upstream: Tensor, dtype: torch.dtype) -> Tensor:
+    """upstream·grad, rounded to `dtype` once; `grad` is consumed."""
+    if upstream.device.type != "cpu":
+        return torch.mul(grad, upstream, out=grad if grad.dtype == dtype else torch.empty_like(grad, dtype=dtype))
+    # On the CPU reading the upstream scalar costs nothing, and a factor of 1 saves a pass over every gradient.
+    return (grad if float(upstream) == 1.0 else grad.mul_(upstream)).to(dtype)
 
 
-def refuse_double_backward() -> None:
-    """Called in backward, where grad mode is on only for create_graph=True."""
-    if torch.is_grad_enabled():
-        raise DoubleBackwardError(
-            "this backend computes first derivatives only, but backward was called with create_graph=True: "
-            "use backend='dense' for second derivatives."
-        )
+def forms_gradient_late(problem: LogitsProblem) -> bool:
+    """Whether the gradient of given logits is formed in the backward pass alone.
+
+    On the CPU that of bf16 logits is also formed in the forward pass, for an upstream gradient that is likely to be 1.
+    """
+    logits = problem.logits_TV
+    if problem.targets.reduction == "none":
+        return True
+    return logits.dtype != problem.dtype and not (logits.dtype == torch.bfloat16 and may_read(logits))
+
+
+def _is_final(grads: list[Tensor | None], upstream: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a multiple of these gradients needs no second rounding: they are in compute precision, or in bf16 and
+    multiplied by a power of two."""
+    if all(grad is None or grad.dtype == dtype for grad in grads):
+        return True
+    return abs(math.frexp(float(upstream))[0]) == 0.5
+
+
+def loss_of_rows(problem: LogitsProblem, value: Tensor, source: RowSource, *, triton: bool) -> Tensor:
+    """`value` with the gradient that `source` states at the logits."""
+    options = problem.options
+    shape = problem.local_rows, options.logit_scale, options.softcap, options.chunk_size, options.memory_budget
+    loss: Tensor = row_loss(problem.logits_TV, value, *source, *shape, triton)
+    return loss
 
 
 def _require_first_unit_backward(upstream: Tensor, *, first: bool) -> None:
@@ -308,6 +336,10 @@ def run_chunks(
     """One pass: values, statistics, and the wanted gradients, one per operand, of Σ_t weight_t·(CE_t + aux_t)."""
     through_source, scale = problem.through_source, problem.options.logit_scale
     kept: list[tuple[Tensor, Tensor, TokenStats]] = []
+    sources: list[RowSource] | None = None
+    if isinstance(problem, LogitsProblem) and forms_gradient_late(problem):
+        sources = []
+    scaled_T = weight_T if scale == 1 else scale * weight_T
     all_have_exp = True
     # Operands are already rounded to the autocast dtype; from there on nothing may be rounded again.
     with without_autocast(problem.products.device_type):
@@ -329,7 +361,9 @@ def run_chunks(
                 auxiliary_C = auxiliary_C.to(cross_entropy_C).expand_as(cross_entropy_C)
             all_have_exp &= chunk.rows.all_have_exp
             kept.append((cross_entropy_C, auxiliary_C, chunk.stats))
-            if through_source and (gradients is not None or grad_TV is not None):
+            if sources is not None:
+                sources.append(row_source(problem.shard, chunk, chunk.exp_coefficients(scaled_T)))
+            elif through_source and (gradients is not None or grad_TV is not None):
                 source_CV = chunk_source(
                     work, problem.shard, chunk, chunk.exp_coefficients(weight_T), through_softcap=True
                 )
@@ -344,8 +378,8 @@ def run_chunks(
         if gradients is not None:
             formed = gradients.finish()
     cross_entropy_T, auxiliary_T, stats = _joined(problem, kept)
-    reduced = problem.targets.reduced
-    return ChunkedRun(reduced(cross_entropy_T), reduced(auxiliary_T), stats, all_have_exp, formed)
+    reduced, source = problem.targets.reduced, None if sources is None else _joined_sources(sources, weight_T)
+    return ChunkedRun(reduced(cross_entropy_T), reduced(auxiliary_T), stats, all_have_exp, formed, source)
 
 
 def _joined(problem: LossProblem, kept: list[tuple[Tensor, Tensor, TokenStats]]) -> tuple[Tensor, Tensor, TokenStats]:
@@ -363,6 +397,18 @@ def _joined(problem: LossProblem, kept: list[tuple[Tensor, Tensor, TokenStats]])
         valid=problem.targets.valid_T, vocab=problem.shard.total, **dict(zip(names, columns[2:], strict=True))
     )
     return columns[0], columns[1], stats
+
+
+def _joined_sources(parts: list[RowSource], weight_T: Tensor) -> RowSource:
+    """The sources of all tokens, from those of every chunk."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        empty = weight_T.new_zeros(0)
+        return RowSource(empty, empty.long(), empty, empty, None)
+    *always, uniform = zip(*parts, strict=True)
+    row_max_T, index_T, p_T, target_T = (torch.cat(part) for part in always)
+    return RowSource(row_max_T, index_T, p_T, target_T, None if uniform[0] is None else torch.cat(uniform))
 
 
 def row_plan(problem: HeadProblem | LogitsProblem) -> ProductPlan:
@@ -537,11 +583,23 @@ def chunk_source(
     are consumed."""
     if not shard.rows:
         return chunk.rows.buffer_CV
+    valid_C, local = _local_source(shard, chunk, coefficients)
+    return work.source(chunk.rows, chunk.index_C, valid_C, local, through_softcap=through_softcap)
+
+
+def row_source(shard: VocabularyShard, chunk: Chunk, coefficients: Coefficients) -> RowSource:
+    """The same as a few numbers per row, from which the backward pass forms the source."""
+    valid_C, local = _local_source(shard, chunk, coefficients)
+    assert local.b is not None
+    return RowSource(chunk.rows.sums.row_max_C, torch.where(valid_C, chunk.index_C, -1), local.a, local.b, local.g)
+
+
+def _local_source(shard: VocabularyShard, chunk: Chunk, coefficients: Coefficients) -> tuple[Tensor, Coefficients]:
+    """(rows that have a source, its coefficients) for the local rows of the vocabulary."""
     valid_C = chunk.stats.valid
     if not shard.whole:
         # If every local logit is -inf, there is no E and no source.
         valid_C = valid_C & ~torch.isneginf(chunk.rows.sums.row_max_C)
         if coefficients.g is not None:  # row work divides g by the local rows, so it gets their share of V
             coefficients = replace(coefficients, g=coefficients.g * (shard.rows / shard.total))
-    local = chunk.share.local(coefficients)
-    return work.source(chunk.rows, chunk.index_C, valid_C, local, through_softcap=through_softcap)
+    return valid_C, chunk.share.local(coefficients)

@@ -477,28 +477,24 @@ class HeadGradients:
         return self._dhidden_TD, self._finished_weight(), self._dbias_V
 
     def _finished_weight(self) -> Tensor | None:
-        """dW less its part along 1/V. If that takes a final pass, dW of a bf16 head is rounded to bf16 in it."""
+        """dW less its part along 1/V, in compute precision."""
         if self._dweight_VD is None:
             return None
         if self._dweight_unset:
             self._dweight_VD.zero_()
-        problem, unit, out_VD = self._problem, self._factor_unit, self._dweight_VD
-        buffer, vocab = problem.weight_grad_buffer, problem.local_rows
-        if self._uniform_D is not None or unit is not None:
-            if buffer is None and problem.weight_VD.dtype == torch.bfloat16:
-                out_VD = torch.empty_like(self._dweight_VD, dtype=torch.bfloat16)
-            inside_VD, out_inside_VD = self._dweight_VD[:vocab], out_VD[:vocab]
-            if self._uniform_D is None:
-                torch.div(inside_VD, unit, out=out_inside_VD)  # type: ignore[arg-type]
-            elif unit is None:
-                torch.sub(inside_VD, self._uniform_D / problem.shard.total, out=out_inside_VD)
-            else:
-                torch.addcmul(-self._uniform_D / problem.shard.total, inside_VD, 1 / unit, out=out_inside_VD)
-        if buffer is not None:
+        problem, unit, vocab = self._problem, self._factor_unit, self._problem.local_rows
+        inside_VD = self._dweight_VD[:vocab]
+        if self._uniform_D is None:
+            if unit is not None:
+                inside_VD.div_(unit)
+        elif unit is None:
+            inside_VD.sub_(self._uniform_D / problem.shard.total)
+        else:
+            torch.addcmul(-self._uniform_D / problem.shard.total, inside_VD, 1 / unit, out=inside_VD)
+        if problem.weight_grad_buffer is not None:
             return None
-        if vocab < out_VD.shape[0]:
-            out_VD[vocab:].zero_()
-        return out_VD
+        self._dweight_VD[vocab:].zero_()
+        return self._dweight_VD
 
 
 def _entries(e_CV: Tensor, index_C: Tensor, exp_scale: float) -> Tensor:

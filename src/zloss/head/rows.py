@@ -121,16 +121,26 @@ class TorchRows:
     def source(
         self, rows: RowPass, index_C: Tensor, valid_C: Tensor, coefficients: Coefficients, *, through_softcap: bool
     ) -> Tensor:
-        source_CV = applied_exp(rows.buffer_CV, self.plan).mul_(coefficients.a.unsqueeze(1))
-        if coefficients.b is not None:
-            source_CV.scatter_add_(1, index_C.unsqueeze(1), -coefficients.b.unsqueeze(1))
-        if coefficients.g is not None:
-            source_CV.sub_(coefficients.g.unsqueeze(1) / source_CV.shape[1])
+        slope_CV = None
         if through_softcap and self._softcap is not None:
             assert rows.slope_CV is not None, "made with keep_slope=False"
-            source_CV.mul_(rows.slope_CV)
-        # Rows of ignored tokens may have held NaN or infinities, and 0·NaN is not 0.
-        return source_CV.masked_fill_(~valid_C.unsqueeze(1), 0)
+            slope_CV = rows.slope_CV
+        return source_(applied_exp(rows.buffer_CV, self.plan), index_C, valid_C, coefficients, slope_CV)
+
+
+def source_(
+    e_CV: Tensor, index_C: Tensor, valid_C: Tensor, coefficients: Coefficients, slope_CV: Tensor | None
+) -> Tensor:
+    """Overwrite E with a·E − b·onehot(y) − g/V, times the slope of the softcap if it is given; 0 at ignored tokens."""
+    e_CV.mul_(coefficients.a.unsqueeze(1))
+    if coefficients.b is not None:
+        e_CV.scatter_add_(1, index_C.unsqueeze(1), -coefficients.b.unsqueeze(1))
+    if coefficients.g is not None:
+        e_CV.sub_(coefficients.g.unsqueeze(1) / e_CV.shape[1])
+    if slope_CV is not None:
+        e_CV.mul_(slope_CV)
+    # Rows of ignored tokens may have held NaN or infinities, and 0·NaN is not 0.
+    return e_CV.masked_fill_(~valid_C.unsqueeze(1), 0)
 
 
 def row_argmax(z_CV: Tensor) -> Tensor:

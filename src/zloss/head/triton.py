@@ -9,14 +9,15 @@ Axes: T tokens, C tokens of a chunk, V vocabulary, D width.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 import triton
 from torch import Tensor
 
 from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, check_mean, check_rows
-from zloss.head.chunked import chunked_loss, refuse_double_backward
+from zloss.head.chunked import chunked_loss, loss_of_rows
+from zloss.head.logits_gradient import RowSource
 from zloss.head.options import Products, chunk_bounds
 from zloss.head.products import HeadProducts, ProductPlan, applied_exp, plan_products
 from zloss.head.rows import RowNeeds, RowPass, RowSums, chunk_stats, empty_rows, has_exp, row_argmax, softcapped
@@ -71,19 +72,9 @@ def _logits_loss(problem: LogitsProblem) -> LossParts:
 
         ce_T, aux_T = targets.weighted(loss.cross_entropy), targets.weighted(loss.auxiliary)
         weighted = loss.exp_coefficients(scale * targets.weight_T, None if targets.all_valid else valid_T, sum_T)
-        a_T, b_T, g_T = weighted.filled()
-        loss_T = row_loss(
-            problem.logits_TV,
-            ce_T + aux_T,
-            row_max_T,
-            torch.where(valid_T, targets.index_T, -1),
-            a_T,
-            b_T,
-            g_T / vocab,
-            vocab,
-            scale,
-            options.softcap,
-        )
+        assert weighted.b is not None
+        source = RowSource(row_max_T, torch.where(valid_T, targets.index_T, -1), weighted.a, weighted.b, weighted.g)
+        loss_T = loss_of_rows(problem, ce_T + aux_T, source, triton=True)
         if options.reduction == "none":
             return loss_T, ce_T, aux_T, stats
         return loss_T.sum(), ce_T.sum(), aux_T.sum(), stats
@@ -372,45 +363,3 @@ def row_projection(
 row_projection.register_fake(
     lambda logits, row_max, weight, *_: logits.new_empty((logits.shape[0], weight.shape[1]), dtype=torch.float32)
 )
-
-
-@torch.library.custom_op("zloss::row_loss", mutates_args=())
-def row_loss(
-    logits: Tensor,
-    value: Tensor,
-    row_max: Tensor,
-    index: Tensor,
-    along_p: Tensor,
-    along_target: Tensor,
-    along_uniform: Tensor,
-    vocab: int,
-    scale: float,
-    softcap: float | None,
-) -> Tensor:
-    """`value` [T] with the gradient that the coefficients state: its backward is `row_source` times the upstream.
-
-    The gradient is formed in the backward pass. So the logits are the only V-wide tensor that is kept for it, and the
-    upstream gradient, one number or one per token, is applied before anything is rounded to the dtype of the logits.
-    """
-    return value.clone()
-
-
-row_loss.register_fake(lambda logits, value, *_: torch.empty_like(value))
-
-
-def _keep_for_source(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    logits, _, *rows, vocab, scale, softcap = inputs
-    ctx.save_for_backward(logits, *rows)
-    ctx.shape_of_z = vocab, scale, softcap
-
-
-def _source_of_loss(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-    refuse_double_backward()
-    logits, row_max, index, *coefficients = ctx.saved_tensors
-    vocab, scale, softcap = ctx.shape_of_z
-    p, target, uniform = (upstream * coefficient for coefficient in coefficients)
-    grad = row_source(logits, row_max, index, p, target, uniform, vocab, scale, softcap, True, logits.dtype)
-    return grad, *(None,) * 9
-
-
-row_loss.register_autograd(_source_of_loss, setup_context=_keep_for_source)

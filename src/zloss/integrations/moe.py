@@ -15,9 +15,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from zloss.errors import InputError
+from zloss.errors import DtypeError, InputError
 from zloss.models.routers import find_routers
-from zloss.router.conventions import RouterConvention, check_count, find_convention
+from zloss.objectives import check_target
+from zloss.router.conventions import RouterConvention, check_count, exact_coefficient, find_convention
 from zloss.router.loss import RouterLoss, router_loss
 
 
@@ -105,14 +106,20 @@ class RouterLossHandle(HookHandle):
     """
 
     def __init__(self, model: nn.Module, settings: RouterZLoss, micro_batches: int) -> None:
+        if not isinstance(settings, RouterZLoss):
+            raise DtypeError(f"`router` is expected to be a RouterZLoss, but got {type(settings).__name__}.")
+        exact_coefficient(settings.coef)
+        check_target("target", settings.target)
+        check_count("top_k", settings.top_k, optional=True)
+        check_count("capacity", settings.capacity, optional=True)
         check_count("micro_batches", micro_batches)
+        self.routers = find_routers(model)
         if self.on(model):
             raise InputError(
                 f"this {type(model).__name__} already has a router Z-loss: call `remove()` on the earlier handle first."
             )
         self.settings = settings
         self.convention = find_convention(settings.convention)
-        self.routers = find_routers(model)
         if self.routers.without_softmax:
             function = "a sigmoid" if self.routers.scoring == "sigmoid" else "a function"
             raise InputError(

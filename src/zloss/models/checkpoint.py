@@ -139,10 +139,11 @@ def load_checkpoint(
     hub = {} if Path(name).is_dir() else hub_options()
     # "main" is the default of transformers.
     place: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code, **hub}
+    _check_depth(name, identifier, place)
     try:
         config = AutoConfig.from_pretrained(identifier, **place)
     except Exception as error:
-        raise CheckpointError(not_found(name, identifier, error)) from error
+        raise CheckpointError(_needs_code(name, error) or not_found(name, identifier, error)) from error
     stored = getattr(config, "dtype", None)
     stored_dtype = stored if isinstance(stored, torch.dtype) else getattr(torch, str(stored), None)
     if getattr(config, "is_encoder_decoder", False):
@@ -183,6 +184,43 @@ def load_checkpoint(
     return Checkpoint(name, "safetensors", model.eval(), tokenizer, tokenizer_adds_bos(tokenizer), stored_dtype)
 
 
+MOST_LAYERS, LAYER_KEYS = 1000, ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+"""Layers that are built in seconds, so that `check_loaded` can name the tensors they lack, and the keys of a config that hold
+their number."""
+
+
+def _check_depth(name: str, identifier: str, place: Mapping[str, Any]) -> None:
+    """`check_depth` of the files of a model; nothing where they cannot be read, because loading them says why."""
+    from safetensors import safe_open
+    from transformers import PretrainedConfig
+    from transformers.utils.hub import cached_file
+
+    try:
+        config = PretrainedConfig.get_config_dict(identifier, **place)[0]
+        found = [part[key] for part in (config, config.get("text_config") or {}) for key in LAYER_KEYS if key in part]
+        layers = max((count for count in found if isinstance(count, int)), default=0)
+        if layers <= MOST_LAYERS:
+            return
+        try:
+            with safe_open(cached_file(identifier, "model.safetensors", **place), framework="pt") as weights:
+                tensors = len(weights.keys())
+        except OSError:
+            with open(cached_file(identifier, "model.safetensors.index.json", **place) or "", encoding="utf-8") as index:
+                tensors = len(json.load(index)["weight_map"])
+    except Exception:
+        return
+    check_depth(name, layers, tensors)
+
+
+def check_depth(name: str, layers: int, tensors: int) -> None:
+    """Reject a config with many layers more than the weights have tensors: building its model would not end."""
+    if layers > max(MOST_LAYERS, tensors):
+        raise CheckpointError(
+            f"the config of {name} has {layers} layers, but its weights are only {tensors} tensors: use the config and the "
+            "weights of the same model."
+        )
+
+
 def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     """A tokenizer by folder or Hugging Face id."""
     _require_transformers()
@@ -201,10 +239,13 @@ def _read_tokenizer(identifier: str, place: Mapping[str, Any], failure: str, emp
     try:
         tokenizer = AutoTokenizer.from_pretrained(identifier, **place)
         ids = tokenizer("An audit needs words.", add_special_tokens=False).input_ids
+        tokenizer.decode(tokenizer("a").input_ids)  # with special tokens, which may be broken too
     except BaseException as error:
         # A panic of the tokenizers library, which is written in Rust, is not an `Exception`.
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
+        if (code := _needs_code(f"the tokenizer {identifier!r}", error)) is not None:
+            raise CheckpointError(code) from error
         files = (file for kind in ("tokenizer*", "vocab*", "*.model") for file in Path(identifier).glob(kind))
         bare = Path(identifier).is_dir() and not any(files)
         raise CheckpointError(f"{empty if bare else f'{failure} ({first_line(error)})'}: {remedy}.") from error
@@ -319,6 +360,16 @@ def _some(keys: Collection[str]) -> str:
     shown = ", ".join(list(keys)[:3])
     more = ", …" if len(keys) > 3 else ""
     return f"{len(keys)} tensor{'s' * (len(keys) != 1)} ({shown}{more})"
+
+
+def _needs_code(name: str, error: BaseException) -> str | None:
+    """What to do about a model or tokenizer with code of its own; None if the error is another one."""
+    if "trust_remote_code" not in str(error):
+        return None
+    return (
+        f"{name} needs Python code that comes with it (`auto_map` in its files), which runs only with `trust_remote_code`: "
+        "set it if you trust the author. `zloss audit`, `audit-implementation` and `drift` have this option."
+    )
 
 
 def _not_loadable(name: str, error: Exception, *, can_allow_pickle: bool) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from zloss.errors import CheckpointError, InputError, MissingDependencyError, OutputError, first_line
-from zloss.models.checkpoint import check_loaded
+from zloss.models.checkpoint import check_depth, check_loaded
 from zloss.results.folder import whole_folder
 from zloss.results.io import read_object, remove_abandoned, take_lock
 
@@ -146,6 +146,7 @@ def _convert(file: Path, folder: Path) -> dict[str, Any]:
     try:
         reader = gguf.GGUFReader(str(file))
         wants_bos, unexpected = _wants_bos(reader), _unexpected(reader)
+        check_depth(str(file), _layers(reader) or 0, len(reader.tensors))
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
         with _without_progress_bar():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -155,6 +156,8 @@ def _convert(file: Path, folder: Path) -> dict[str, Any]:
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # `check_loaded` raises an error that names them
             )
+    except CheckpointError:
+        raise
     except Exception as error:
         raise CheckpointError(f"{file} cannot be read as a GGUF language model: {first_line(error)}.") from error
     model, info = loaded
@@ -202,12 +205,18 @@ def _untied_state(model: Any) -> dict[str, Any]:
 
 def _unexpected(reader: Any) -> list[str]:
     """Tensors of layers beyond the number in the metadata."""
-    architecture = reader.get_field("general.architecture")
-    layers = None if architecture is None else reader.get_field(f"{architecture.contents()}.block_count")
+    layers = _layers(reader)
     if layers is None:
         return []
     numbered = ((tensor.name, re.match(r"blk\.(\d+)\.", tensor.name)) for tensor in reader.tensors)
-    return [name for name, match in numbered if match and int(match[1]) >= layers.contents()]
+    return [name for name, match in numbered if match and int(match[1]) >= layers]
+
+
+def _layers(reader: Any) -> int | None:
+    """The number of layers in the metadata."""
+    architecture = reader.get_field("general.architecture")
+    layers = None if architecture is None else reader.get_field(f"{architecture.contents()}.block_count")
+    return None if layers is None else int(layers.contents())
 
 
 def _wants_bos(reader: Any) -> bool:

@@ -7,6 +7,7 @@ every number of an audit would be wrong; `check_head` compares the logits with t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -210,6 +211,7 @@ def check_head(checkpoint: Checkpoint, head: OutputHead, ids_N: Tensor) -> float
     except Exception as error:
         raise CheckpointError(f"the forward pass of {checkpoint.name} fails: {first_line(error)}.") from error
     difference = _relative(head.logits(hidden), expected)
+    _refuse_nan(checkpoint, difference)
     if not difference <= AGREEMENT:
         raise CheckpointError(
             f"the logits of {checkpoint.name} are not reproduced by its output head: relative difference {difference:.2g} "
@@ -236,6 +238,7 @@ def _check_custom_logits(
             return None
         own, ours = custom.module(hidden_BND), replace(head, logit_scale=1.0, softcap=None).logits(hidden_BND)
     difference = min(_relative(ours, own), _relative(ours.double().log_softmax(-1), own))
+    _refuse_nan(checkpoint, difference)
     if not difference <= AGREEMENT:
         raise CheckpointError(
             f"`head` and `hidden_of` do not reproduce the logits of {checkpoint.name}: relative difference {difference:.2g} "
@@ -243,6 +246,24 @@ def _check_custom_logits(
             "`softcap` if the model scales or caps its logits after the head."
         )
     return difference
+
+
+def _refuse_nan(checkpoint: Checkpoint, difference: float) -> None:
+    """An error if the logits are not finite: it names the weights that are not."""
+    if not math.isnan(difference):
+        return
+    present = {name: weight for name, weight in checkpoint.model.named_parameters() if not weight.is_meta}
+    # A bias of -inf is allowed, so NaN comes first.
+    bad = [name for name, weight in present.items() if weight.isnan().any()]
+    bad = bad or [name for name, weight in present.items() if weight.isinf().any()]
+    if bad:
+        raise CheckpointError(
+            f"the logits of {checkpoint.name} are NaN, because {len(bad)} of its {len(present)} weights hold NaN or infinite "
+            f"values ({bad[0]} is the first): use another checkpoint."
+        )
+    raise CheckpointError(
+        f"the logits of {checkpoint.name} are NaN, although its weights are finite: an activation overflows. Check its config."
+    )
 
 
 def _relative(got: Tensor, want: Tensor) -> float:

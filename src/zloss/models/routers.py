@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zloss.errors import InputError
+from zloss.errors import DtypeError, InputError, ShapeError
 from zloss.results.router import Scoring
 from zloss.router.conventions import RouterContext
+from zloss.tensors import check_mask
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,18 @@ class RouterModule:
     module: nn.Module
     output_index: int
 
-    def logits(self, output: Any) -> Tensor:
-        """The [T, E] logits in the router's output, batch and sequence flattened."""
+    def logits(self, inputs: tuple[Any, ...], output: Any) -> Tensor:
+        """The [T, E] logits in what the router returned for its inputs, batch and sequence flattened."""
         found = output[self.output_index] if isinstance(output, tuple) else output
         if not isinstance(found, Tensor):
             raise InputError(f"router {self.name!r} is expected to return its logits, but gave {type(found).__name__}.")
+        hidden = next((value for value in inputs if isinstance(value, Tensor) and value.is_floating_point()), found)
+        tokens = hidden.shape[:-1].numel()
+        if found.shape[:-1].numel() != tokens:
+            raise ShapeError(
+                f"router {self.name!r} ({type(self.module).__name__}) is expected to return logits [tokens, experts] = "
+                f"[{tokens}, experts], but gave {list(found.shape)}: a router Z-loss needs one softmax over the experts."
+            )
         return found.flatten(0, -2)
 
     def weight(self, experts: int) -> Tensor | None:
@@ -74,6 +82,9 @@ class ModelRouters:
         whole, decoder = inputs.get("attention_mask"), inputs.get("decoder_attention_mask")
         if whole is None and (decoder is None or self.encoder_layers is None):
             return None
+        for name, mask in (("attention_mask", whole), ("decoder_attention_mask", decoder)):
+            if isinstance(mask, Tensor) and mask.ndim <= 2:
+                check_mask(name, mask)
         masks = []
         for index, count in enumerate(tokens):
             in_decoder = self.encoder_layers is not None and index >= self.encoder_layers
@@ -87,7 +98,7 @@ class ModelRouters:
                     f"the attention mask of router {self.modules[index].name!r} is expected to hold one entry for each "
                     f"of its {count} tokens, but got {shape}: pass a [batch, sequence] mask."
                 )
-            masks.append(mask.reshape(-1).bool())
+            masks.append(mask.reshape(-1))
         return masks
 
     @contextmanager
@@ -111,7 +122,8 @@ class ModelRouters:
 
         def hook(place: int, router: RouterModule) -> Any:
             return router.module.register_forward_hook(
-                lambda _module, _inputs, output: keep(place, router.logits(output))
+                lambda _module, args, kwargs, output: keep(place, router.logits((*args, *kwargs.values()), output)),
+                with_kwargs=True,
             )
 
         return [hook(place, router) for place, router in enumerate(self.modules)]
@@ -133,6 +145,8 @@ class ModelRouters:
 
 def find_routers(model: nn.Module) -> ModelRouters:
     """The routers of a Hugging Face MoE model (Mixtral, OLMoE, Qwen-MoE, Switch, ...), or why there are none."""
+    if not isinstance(model, nn.Module):
+        raise DtypeError(f"`model` is expected to be a module, but got {type(model).__name__}.")
     modules = _router_modules(model)
     if not modules:
         raise InputError(

@@ -105,6 +105,7 @@ def _center(config: CenterConfig, source: Path, out: Path, progress: Progress, c
     refuse_uncenterable(before, head)
     valid_vocab = resolve_vocab(config.valid_vocab, head.vocab, len(before.tokenizer))
     files = WeightFiles(source)
+    refuse_overlap(out, [source / name for name in files.keys_of])
     change = plan_change(before, head, files, keep_tied=config.keep_tied, valid_vocab=valid_vocab)
     corpus = open_corpus(config.texts, config.corpus, "text")
     cut = model_blocks(before, corpus, size=config.block_size, count=config.blocks)
@@ -200,7 +201,7 @@ def refuse_overlap(out: Path, inputs: Sequence[Path]) -> None:
             raise OutputError(f"`out` is inside {given}, which is never changed: choose a folder outside it.")
         for file in (given, *(given.iterdir() if given.is_dir() else ())):
             # Files may be symlinks into another folder, as in the Hub cache.
-            if any(_same(parent, out) for parent in file.resolve().parents):
+            if any(_same(parent, out) for parent in Path(os.path.realpath(file)).parents):
                 raise OutputError(
                     f"`out` contains {file}, which is never overwritten: choose a folder that does not contain it."
                 )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zloss.errors import CheckpointError, CoordinateError, TiedHeadError
+from zloss.errors import CheckpointError, CoordinateError, TiedHeadError, first_line
 from zloss.models.checkpoint import POSITION_TABLES, Checkpoint
 from zloss.models.output_head import OutputHead
 from zloss.results.centering import Centering
@@ -20,10 +20,14 @@ from zloss.results.folder import LOCK_FILE
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+INDEX_SUFFIX = ".index.json"
+CHOSEN_WEIGHTS = "transformers_weights"
+"""Key of a config.json that names the file of weights, or its index."""
+SAVE_AGAIN = "load the model with transformers, save it to a new folder with save_pretrained, and pass that folder"
 BETWEEN = ("project_in", "embed_layer_norm", "emb_layer_norm", "word_embeddings_layernorm")
 """Modules between the embeddings and the first layer that would not pass a moved mean row on unchanged."""
 CARD = "README.md"
-NOT_CARRIED = {INDEX, CARD, Centering.FILE, LOCK_FILE, "config.json", "zloss.json"}
+NOT_CARRIED = {CARD, Centering.FILE, LOCK_FILE, "config.json", "zloss.json"}
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 PPL_AGREEMENT = 1e-6
 """Relative difference of PPL up to which a copy counts as verified."""
@@ -115,29 +119,28 @@ def _positions(checkpoint: Checkpoint, files: WeightFiles) -> str:
 
 
 class WeightFiles:
-    """The safetensors files of a checkpoint, from its index or its single file."""
+    """The safetensors files of a checkpoint that transformers has loaded."""
 
     def __init__(self, folder: Path) -> None:
-        from safetensors import safe_open
-
         self.folder = folder
         self.keys_of: dict[str, list[str]] = {}
-        """The tensors of every file, in the order of the files."""
-        if (folder / INDEX).is_file():
-            weight_map = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-            for key in sorted(weight_map, key=lambda k: (weight_map[k], k)):
-                self.keys_of.setdefault(weight_map[key], []).append(key)
-        elif (folder / SINGLE).is_file():
-            with safe_open(str(folder / SINGLE), framework="pt") as opened:
-                self.keys_of[SINGLE] = list(opened.keys())
-        else:
-            raise CheckpointError(f"{folder} has no safetensors weights: convert the checkpoint to safetensors first.")
+        """The tensors of every file, as the file itself lists them, in the order in which transformers reads the files."""
+        for file in _weight_names(folder):
+            with self.open(file) as opened:
+                self.keys_of[file] = list(opened.keys())
+
+    def open(self, file: str) -> Any:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            return safe_open(str(self.folder / file), framework="pt")
+        except SafetensorError as error:
+            raise CheckpointError(
+                f"{self.folder / file} is not a safetensors file ({first_line(error)}): {SAVE_AGAIN}."
+            ) from error
 
     def read(self, wanted: str) -> Tensor:
-        from safetensors import safe_open
-
-        file = next(file for file, keys in self.keys_of.items() if wanted in keys)
-        with safe_open(str(self.folder / file), framework="pt") as opened:
+        with self.open(next(file for file, keys in self.keys_of.items() if wanted in keys)) as opened:
             tensor: Tensor = opened.get_tensor(wanted)
         return tensor
 
@@ -147,11 +150,9 @@ class WeightFiles:
         Names differ between files and modules (prefixes), so values decide; of several equal tensors the one whose name
         ends alike is taken.
         """
-        from safetensors import safe_open
-
         found = []
         for file, keys in self.keys_of.items():
-            with safe_open(str(self.folder / file), framework="pt") as opened:
+            with self.open(file) as opened:
                 for key in keys:
                     same_shape = tuple(opened.get_slice(key).get_shape()) == tuple(wanted.shape)
                     if same_shape and torch.equal(opened.get_tensor(key).to(wanted.dtype), wanted):
@@ -163,27 +164,46 @@ class WeightFiles:
         return next((key for key in found if name.endswith(key) or key.endswith(name)), found[0])
 
 
+def _weight_names(folder: Path) -> list[str]:
+    """The files that transformers loads: what the config names, else the single file, else those of the index.
+
+    They may lie in sub-folders. One outside the folder is rejected: it belongs to somebody else.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    first = config.get(CHOSEN_WEIGHTS) or (SINGLE if (folder / SINGLE).is_file() else INDEX)
+    if not (folder / first).is_file():
+        raise CheckpointError(f"{folder} has no safetensors weights: convert the checkpoint to safetensors first.")
+    names = [first]
+    if first.endswith(INDEX_SUFFIX):
+        names = sorted(set(json.loads((folder / first).read_text(encoding="utf-8"))["weight_map"].values()))
+    for name in names:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise CheckpointError(
+                f"{folder / first} names the file {name!r}, but weights are expected to be inside the folder: {SAVE_AGAIN}."
+            )
+    return names
+
+
 def write_model(files: WeightFiles, change: Change, target: Path) -> None:
     """Weights, configuration and the other files of the original, into the empty folder `target`.
 
-    A file of weights without a replaced tensor is copied byte for byte. An added tensor (the head of an untied copy) gets a
-    separate file at the end, so the files that were there keep their content.
+    Files of weights get our names, whatever the original calls them. One without a replaced tensor is copied byte for byte. An
+    added tensor (the head of an untied copy) gets a separate file at the end.
     """
-    from safetensors import safe_open
     from safetensors.torch import save_file
 
     for path in sorted(files.folder.iterdir()):
-        if path.is_file() and path.name not in NOT_CARRIED and path.suffix not in WEIGHT_SUFFIXES:
+        named_here = path.name in NOT_CARRIED or path.name in files.keys_of or path.name.endswith(INDEX_SUFFIX)
+        if path.is_file() and not named_here and path.suffix not in WEIGHT_SUFFIXES:
             shutil.copyfile(path, target / path.name)
-    weight_map, count = dict[str, str](), len(files.keys_of) + 1
+    weight_map, count = dict[str, str](), len(files.keys_of) + bool(change.added)
     for number, (file, keys) in enumerate(files.keys_of.items(), start=1):
-        # Names state how many files there are.
-        name = _numbered(number, count) if change.added else file
+        name = SINGLE if count == 1 else _numbered(number, count)
         weight_map |= dict.fromkeys(keys, name)
         if change.replaced.keys().isdisjoint(keys):
             shutil.copyfile(files.folder / file, target / name)
             continue
-        with safe_open(str(files.folder / file), framework="pt") as opened:
+        with files.open(file) as opened:
             tensors = {key: change.replaced[key] if key in change.replaced else opened.get_tensor(key) for key in keys}
             save_file(tensors, str(target / name), metadata=opened.metadata() or {"format": "pt"})
     config = json.loads((files.folder / "config.json").read_text(encoding="utf-8"))
@@ -193,8 +213,9 @@ def write_model(files: WeightFiles, change: Change, target: Path) -> None:
         for part in (config, config.get("text_config")):
             if isinstance(part, dict):
                 part["tie_word_embeddings"] = False
+    config.pop(CHOSEN_WEIGHTS, None)
     _write_json(target / "config.json", config)
-    if len(set(weight_map.values())) > 1 or (files.folder / INDEX).is_file():
+    if count > 1:
         size = sum((target / name).stat().st_size for name in set(weight_map.values()))
         _write_json(target / INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
 

@@ -28,6 +28,7 @@ from zloss.results.options import (
     ValidTextFiles,
     check_choices,
     check_counts,
+    check_measured_coef,
     check_numbers,
     check_optional_counts,
     refuse,
@@ -103,7 +104,7 @@ class DriftConfig(TextOptions):
     """Also read pickled weights."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, ("diag_coef",), positive=True)
+        check_measured_coef("diag_coef", self.diag_coef)
         check_counts(self, ("batch_blocks",))
         check_optional_counts(self, ("block_size",))
         check_counts(self, ("gradient_blocks", "offset"), least=0)

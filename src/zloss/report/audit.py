@@ -76,8 +76,13 @@ HARMLESS = "Large, but harmless here: "
 PAPER = "Z-Loss Backward Geometry in Dense Output Heads and Sparse Routers"
 ADVICE = (
     " A stage fires when its number passes its threshold; whether that matters depends on a second number, its measured "
-    "consequence. Every threshold can be set (`zloss report AUDIT --gain-99 15`); each has its reason under Thresholds at the "
+    "consequence. Every limit can be set (`zloss report AUDIT --gain-99 15`); each has its reason under Thresholds at the "
     f"end of the page. Labels such as tab:pretrained refer to the paper “{PAPER}”."
+)
+OURS = "The stages are the paper's; thresholds, consequences and their limits are ours."
+TWO_COORDINATES = (
+    "Each number is given for the head as it is (raw) and with its mean row subtracted (centered). Both make the same "
+    "predictions, so a difference between them is not a gain: compare runs or checkpoints in one coordinate."
 )
 MATTERS: dict[bool | None, str] = {True: "It matters", False: "It does not matter", None: "Not known"}
 """Whether a consequence matters → how its stage says so."""
@@ -114,11 +119,7 @@ def audit_document(
         Text(_facts(report), "facts"),
         *(Text(sentence, "banner") for sentence in banners),
         *([Group("verdict", tuple(verdict_document(report.verdict)))] if report.verdict is not None else []),
-        Text(
-            "Each number is given for the head as it is (raw) and with its mean row subtracted (centered). Both make the same "
-            "predictions.",
-            "soft",
-        ),
+        Text(TWO_COORDINATES, "soft"),
         Group("cards", tuple(_cards(report))),
         heading("Decision map", "decisions", "Decisions"),
         *decision_document(report.decisions, Text(f"{tally(report.decisions)}.{ADVICE}", "lead"), models),
@@ -189,8 +190,8 @@ def verdict_document(verdict: ActionVerdict, *, reasons: int | None = None) -> D
     trained = verdict.if_trained or ()
     for title, sentences in (
         ("Why", [said for said in verdict.why if said not in trained][:reasons]),
-        # The limit of λ comes first.
-        ("If you train with a Z-loss anyway", trained[: None if reasons is None else 1]),
+        # The limit of λ comes first; where there is more to do than to train, the sentence alone has it.
+        ("If you train with a Z-loss anyway", trained[: None if reasons is None else 0 if verdict.changes else 1]),
         ("What it changes", verdict.changes),
     ):
         items = [Text(sentence, "item") for sentence in sentences if sentence]
@@ -213,6 +214,7 @@ def audit_summary(report: AuditReport, *, models: str | None = None, verbose: bo
     return [
         *document,
         *map(Text, remarks(report)),
+        Text(TWO_COORDINATES, "soft"),
         numbers_table(report),
         Text("Other symbols and keys: zloss glossary WORD", "soft"),
         *(findings_document(report.router) if report.router is not None else ()),
@@ -240,13 +242,19 @@ def decision_document(decisions: Sequence[Decision], first: Block, models: str |
         short = stage_item(together[0])
         name = f"Stages {places[0]} {'and' if len(places) == 2 else 'to'} {places[-1]}"
         items.append(replace(short, name=name, text=f"{names}: {short.text}", body=(risks,)))
-    return [first, *([Text(models, "banner")] if models else []), Items(tuple(items))]
+    return [first, Text(OURS, "soft"), *([Text(models, "banner")] if models else []), Items(tuple(items))]
 
 
 def stage_item(decision: Decision, *, actions: bool = True) -> Item:
-    """A stage in short, with its action where it fired."""
+    """A stage in short, with its action where it fired; nothing calls for the action of one that is harmless."""
     tone, word = verdict_word(decision)
-    more: tuple[tuple[str, Tone], ...] = ((f"→ {decision.action}", "strong"),) if decision.fired and actions else ()
+    more = tuple[tuple[str, Tone], ...]()
+    if decision.fired and actions:
+        more = (
+            (f"If it mattered: {decision.action}", "soft")
+            if tone == "harmless"
+            else (f"→ {decision.action}", "strong"),
+        )
     return Item(decision.stage, word, tone, decision.reason, more)
 
 
@@ -272,7 +280,11 @@ def _stage(decision: Decision, place: int) -> Item:
     # The line of a harmless stage says it already.
     here = consequence is not None and not harmless and applies(decision)
     facts = (
-        *([("Here", f"{MATTERS[consequence.matters]}. {consequence.reason}")] if here and consequence else []),
+        *(
+            [("Consequence (ours)", f"{MATTERS[consequence.matters]}. {consequence.reason}")]
+            if here and consequence
+            else []
+        ),
         ("Risk", decision.risk),
         ("Trigger", trigger),
         (
@@ -283,22 +295,28 @@ def _stage(decision: Decision, place: int) -> Item:
         ("Not guaranteed", decision.not_guaranteed),
         ("Evidence in the paper", decision.evidence),
     )
-    title = "What the action would change, measured on this text" if place <= OUTPUT_STAGES else "Measured"
+    of_head, source = place <= OUTPUT_STAGES, decision.stage == SOURCE.name
+    title = "What the action would change, measured on this text" if of_head else "Measured"
+    before, after = ("raw", "centered") if source else ("before", "after")
     # The λ that meets the budget of R_Z is the same for every stage: it is among the numbers of the gradient.
     effects = [effect for effect in decision.measured if effect.unit != "λ"]
     measured = table(
         effects,
         (
             (Column("quantity", "text"), lambda effect: Cell(symbol(effect.quantity), note=effect.note)),
-            ("before", lambda effect: number(effect.before)),
-            ("after", lambda effect: number(effect.after)),
-            ("change", lambda effect: factor(effect.ratio)),
+            (before, lambda effect: number(effect.before)),
+            (after, lambda effect: number(effect.after)),
+            # An action on the head may lead to the other coordinate, where a ratio would mean nothing.
+            *([] if of_head else [("change", lambda effect: factor(effect.ratio))]),
         ),
         title=title,
         name="effects",
         sortable=False,
     )
-    changes = "; ".join(f"{symbol(one.quantity)} {number(one.before)} → {number(one.after)}" for one in effects)
+    form = f"{{}} {before}, {{}} {after}" if of_head else "{} → {}"
+    changes = "; ".join(
+        f"{symbol(one.quantity)} {form.format(number(one.before), number(one.after))}" for one in effects
+    )
     short = stage_item(decision)
     return replace(
         short,
@@ -387,10 +405,10 @@ def _cards(report: AuditReport) -> list[Card]:
 
 
 def _card_verdict(key: str, report: AuditReport) -> tuple[str, Tone]:
-    """Which direction is worse and whether the value matters here, with its tone."""
+    """Whether the value matters here, with its tone."""
     raw, gradient, planned, stage = _of_head(report, "raw", key), report.gradient, report.planned, CARD_STAGES.get(key)
     if key == "diag_z" and raw is not None and report.ppl is not None and report.ppl > 1:
-        return f"Lower is better. It adds {percent(raw / math.log(report.ppl))} to the cross-entropy.", ""
+        return f"It adds {percent(raw / math.log(report.ppl))} to the cross-entropy.", ""
     if key == "r_z" and raw is not None and gradient is not None:
         budget = stored_thresholds(report.thresholds).r_z_budget
         coef, (share, scope) = gradient.coef, max((raw, "head"), (gradient.whole_model.r_z or 0.0, "whole model"))
@@ -399,23 +417,20 @@ def _card_verdict(key: str, report: AuditReport) -> tuple[str, Tone]:
         beyond = share > budget
         said = f"At λ = {coefficient(coef)} the Z gradient of the {scope} is {percent(share)} of its CE gradient"
         where = "beyond" if beyond else "within"
-        return f"Higher is stronger. {said}, {where} the budget of {percent(budget)}.", "fired" if beyond else "quiet"
+        return f"{said}, {where} the budget of {percent(budget)}.", "fired" if beyond else "quiet"
     found = next((one for one in report.decisions if one.stage == stage), None)
     if found is None or found.consequence is None:
-        return "Lower is better.", ""
+        return "", ""
     consequence = found.consequence
     if consequence.matters:
-        return f"Lower is better. It matters here: {consequence.reason}", "fired"
+        return f"It matters here: {consequence.reason}", "fired"
     if consequence.matters is None:
-        return "Lower is better. Its effect is not known.", "open"
+        return "Its effect is not known.", "open"
     large = bool(found.fired) and key in ("mu_abs_99", "a_p_99")  # the numbers that a stage compares with its threshold
     if large and key == "a_p_99":
-        return (
-            f"Lower is better. Above {number(found.threshold)}, but the gradient that it amplifies is harmless: next card.",
-            "",
-        )
+        return f"Above {number(found.threshold)}, but the gradient that it amplifies is harmless: next card.", ""
     lead = f"Above {number(found.threshold)}, but harmless here" if large else "Harmless here"
-    return f"Lower is better. {lead}: {consequence.reason}", ""
+    return f"{lead}: {consequence.reason}", ""
 
 
 def _of_head(report: AuditReport, head: str, key: str) -> float | None:
@@ -433,11 +448,6 @@ def numbers_table(report: AuditReport) -> Table:
         *(BY_KEY[key] for key in of_gradient),
     ]
 
-    def change(label: Definition) -> Cell:
-        raw, centered = (_of_head(report, head, label.key) for head in ("raw", "centered"))
-        ratio = centered / raw if raw and centered is not None else None
-        return Cell("", None) if label.key == "c_z" else Cell(factor(ratio), ratio)
-
     def meaning(label: Definition) -> Cell:
         notes = []
         for head in ("raw", "centered") if label.key not in of_gradient else ():
@@ -452,10 +462,9 @@ def numbers_table(report: AuditReport) -> Table:
             (Column("quantity", "text"), lambda label: Cell(label.axis, label.key, quantity=label)),
             ("raw", lambda label: cell(_of_head(report, "raw", label.key))),
             ("centered", lambda label: cell(_of_head(report, "centered", label.key))),
-            ("centered / raw", change),
             (Column("meaning", "prose", wide=True), meaning),
         ),
-        keys=4,
+        keys=3,
         legend=(*(head_definition(key, report) for key in HEADLINE), *(BY_KEY[key] for key in of_gradient)),
         name="numbers",
     )
@@ -565,6 +574,7 @@ def side_by_side_document(named: Sequence[tuple[str, AuditReport]], *, models: S
     return [
         *(Text(sentence, "banner") for sentence in differences(named)),
         *([Group("two", tuple(figures))] if figures else []),
+        Text(TWO_COORDINATES, "soft"),
         numbers,
         Heading("Decisions side by side"),
         Table(columns, verdicts, name="matrix", sortable=False),

@@ -12,7 +12,7 @@ from typing import Any
 from zloss.report import figures as fig
 from zloss.report.document import Figure
 from zloss.report.figures import CENTERED, LARGEST, RAW, SMALLEST, SOFT, STRONG, TONES
-from zloss.report.numbers import both, number, pair, percent
+from zloss.report.numbers import both, number, pair
 from zloss.results.audit import AuditReport, DrawnHistogram, GeometrySample, Quantity
 from zloss.results.options import Coordinate
 from zloss.results.quantities import HEADLINE, NAMES, coefficient, symbol
@@ -69,8 +69,7 @@ def _plane(sample: GeometrySample) -> Figure | None:
             fig.note((tail + head) / 2, top, "−w̄", dy=14),
         ],
         f"Each dot is one token's Wᵀp. Centering moves all of them by the same vector −w̄{length} and leaves "
-        f"every softmax as it is. On average a token moves from {number(tail)} to {number(head)} along w̄: centering "
-        f"{'shortens' if abs(head) < abs(tail) else 'lengthens'} that part of its gradient.",
+        f"every softmax as it is. Mean over the tokens along w̄: {pair(tail, head)}.",
     )
 
 
@@ -91,7 +90,6 @@ def _low_rank(report: AuditReport, sample: GeometrySample) -> Figure | None:
         TONES.items(),
         [*_clouds(gains, parts, log=True), fig.reference(wide, wide, color=SOFT, dash=(5, 4))],
         "On the diagonal a token's gain lies wholly in 16 directions of the head."
-        + _conclusion("the mean share in them", raw.f_16, centered.f_16)
         + both(f" Mean share {symbol('f_16')}: ", raw.f_16, centered.f_16)
         + both(f" Correlation {symbol('rho_16')}: ", raw.rho_16, centered.rho_16),
         of="rank16",
@@ -119,11 +117,8 @@ def _transport(report: AuditReport, sample: GeometrySample) -> Figure | None:
         TONES.items(),
         [*rays, *_clouds(zs, us), *labels],
         f"Slope is the gain A_p; rays mark constant gains. {symbol('diag_coef')} = {coefficient(report.diag_coef)}."
-        + _conclusion("the gain of the tail", report.heads.raw.a_p_99, report.heads.centered.a_p_99)
-        + _conclusion(
-            "what reaches the hidden state (p99)", report.heads.raw.delta_u_99, report.heads.centered.delta_u_99
-        )
-        + both(f" {symbol('a_p_99')}: ", report.heads.raw.a_p_99, report.heads.centered.a_p_99),
+        + both(f" {symbol('a_p_99')}: ", report.heads.raw.a_p_99, report.heads.centered.a_p_99)
+        + both(f" {symbol('delta_u_99')}: ", report.heads.raw.delta_u_99, report.heads.centered.delta_u_99),
         of="delta_u",
     )
 
@@ -134,20 +129,6 @@ def _clouds(xs: Sequence[fig.Values], ys: Sequence[fig.Values], *, log: bool = F
     return [
         fig.dots([fig.curve(name, x, y, log_x=log, log_y=log)], hollow=name == CENTERED) for name, x, y in found if x
     ]
-
-
-def _conclusion(what: str, raw: float | None, centered: float | None) -> str:
-    """What centering does to a number of a figure, as a sentence; nothing if one of the two is missing.
-
-    >>> _conclusion("the gain", 2.0, 3.0), _conclusion("the gain", 2.0, 2.001), _conclusion("the gain", None, 1.0)
-    (' Centering raises the gain by 50 %.', ' Centering leaves the gain as it is.', '')
-    """
-    if not raw or centered is None:
-        return ""
-    change = centered / raw - 1
-    if abs(change) < 5e-3:  # as on the cards
-        return f" Centering leaves {what} as it is."
-    return f" Centering {'raises' if change > 0 else 'lowers'} {what} by {percent(abs(change))}."
 
 
 def _beyond(samples: Iterable[Sequence[float]]) -> float:
@@ -216,11 +197,7 @@ def _tail(report: AuditReport, quantity: Quantity, key: str) -> Figure | None:
         [*layers, *([fig.rules(marked)] if marked else [])],
         f"Vertical lines: {quantile}"
         + both(", ", values.get("raw"), values.get("centered"))
-        + (
-            " Centered, it is rounding and not drawn."
-            if quantity == "shift"
-            else _conclusion("it", values.get("raw"), values.get("centered"))
-        ),
+        + (" Centered, it is rounding and not drawn." if quantity == "shift" else ""),
         of=quantity,
         height=210,
     )
@@ -308,11 +285,8 @@ def spectrum_figures(report: AuditReport) -> list[Figure]:
             key, title, axes, ((name, TONES[name]) for name in sigmas), layers, caption, of=key, height=240
         )
 
-    first = (
-        f"{symbol('sigma_1')}: {pair(raw.sigma_1, centered.sigma_1)}.{_conclusion('it', raw.sigma_1, centered.sigma_1)}"
-    )
-    first += f" Method: {method}."
-    gathered = f"{symbol('e_16')} (line): {pair(raw.e_16, centered.e_16)}.{_conclusion('it', raw.e_16, centered.e_16)}"
+    first = f"{symbol('sigma_1')}: {pair(raw.sigma_1, centered.sigma_1)}. Method: {method}."
+    gathered = f"{symbol('e_16')} (line): {pair(raw.e_16, centered.e_16)}."
     return [
         drawn("sigma", "Singular values of the head", "index i", sigmas, high, first),
         drawn("energy", "Energy in leading directions", "first i directions", shares, (0.0, 1.0), gathered),

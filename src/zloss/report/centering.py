@@ -18,6 +18,11 @@ LINES = {
     "fp16_noise": "fp16 error of log p (nat)",
 }
 
+TWO_COORDINATES = (
+    "The tails of log Z and of the gain are in two coordinates of the same predictions, raw before and centered after: their "
+    "difference is not a gain. Perplexity and the errors of log p are of the predictions."
+)
+
 
 def centering_summary(result: Centering, folder: str) -> Document:
     """What a terminal shows; `folder` has the copy."""
@@ -28,6 +33,7 @@ def centering_summary(result: Centering, folder: str) -> Document:
     untied = f"The head was tied and is a separate tensor in the copy: {result.extra_bytes / 1e6:.1f} MB more."
     return [
         Table((Column("", "text"), Column("before"), Column("after")), rows, legend=legend),
+        Text(TWO_COORDINATES, "soft"),
         *(Text(note) for note in result.notes),
         *([Text(untied)] if result.tied_before and not result.tied_after else []),
         *(Text(finding) for finding in result.findings),

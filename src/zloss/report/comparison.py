@@ -62,8 +62,7 @@ WORDS_OF_VERDICTS = (
 )
 """What the words of a verdict mean, for the short summary."""
 TWO_COORDINATES = (
-    "Tails of raw and of centered logits are not comparable line by line; the paired differences below are in one "
-    "coordinate."
+    "Tails of raw and of centered logits are not comparable line by line; paired differences are in one coordinate."
 )
 CURVES = {
     # quantity: (title, logarithmic axis)
@@ -92,6 +91,7 @@ def comparison_document(comparison: Comparison) -> Document:
         Heading("Metrics", 3),
         Text(_means_sentence(comparison), "lead"),
         _means(comparison, keys, plain=True),
+        *_two_coordinates(comparison),
     ]
     return [
         *([Group("verdict", (Text(text, "answer"),))] if (text := answer(comparison)) else []),
@@ -109,7 +109,6 @@ def comparison_summary(comparison: Comparison, *, verbose: bool = True) -> Docum
     Without `verbose` the answer, what decided on each method, and the first means.
     """
     keys = _estimable(MEANS if comparison.router is None else MEANS_ROUTED, comparison)
-    mixed = "p_z_999" in keys and len({verdict.coordinate for verdict in comparison.quality.methods}) > 1
     tokens, notes = comparison.tokens, []
     opening: Document = [Text(text, "strong")] if (text := answer(comparison)) else []
     if verbose and tokens.available and tokens.consumed is not None:
@@ -132,6 +131,7 @@ def comparison_summary(comparison: Comparison, *, verbose: bool = True) -> Docum
             *(Text(sentence, "item") for sentence in decided),
             *([Text(WORDS_OF_VERDICTS, "soft")] if comparison.quality.methods else []),
             _means(comparison, keys[:FEW_MEANS], legend=False),
+            *_two_coordinates(comparison),
             *map(Text, notes),
             Text(more, "soft"),
         ]
@@ -139,7 +139,7 @@ def comparison_summary(comparison: Comparison, *, verbose: bool = True) -> Docum
         *opening,
         Text(_means_sentence(comparison)),
         _means(comparison, keys),
-        *([Text(TWO_COORDINATES)] if mixed else []),
+        *_two_coordinates(comparison),
         *_differences(comparison),
         *_verdicts(comparison),
         *map(Text, notes),
@@ -251,6 +251,12 @@ def _means(comparison: Comparison, keys: Sequence[str], *, plain: bool = False, 
     ]
     explained = tuple(found for key in keys if (found := define(key)) is not None) if legend and not plain else ()
     return table(comparison.methods, (METHOD, *columns), legend=explained, name="numbers")
+
+
+def _two_coordinates(comparison: Comparison) -> Document:
+    """What keeps means from being compared, where methods deploy different coordinates; those of routers have none."""
+    deployed = {method.coordinate for method in comparison.methods} - {None}
+    return [Text(TWO_COORDINATES)] if len(deployed) > 1 and comparison.router is None else []
 
 
 def _spread(found: SeedSummary | SeedDifference | None) -> Cell:

@@ -153,7 +153,7 @@ class Card:
     note: str = ""
     """Why a number is missing."""
     verdict: str = ""
-    """Which direction is worse, and whether the value matters here."""
+    """Whether the value matters here; empty if nothing says so."""
     tone: Tone = ""
 
 

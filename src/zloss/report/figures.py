@@ -15,6 +15,7 @@ from typing import Any
 
 from zloss.errors import InputError, MissingDependencyError
 from zloss.report.document import Figure
+from zloss.results.folder import FORMATS
 from zloss.results.io import write_bytes
 from zloss.results.quantities import BY_KEY
 
@@ -22,7 +23,6 @@ Spec = dict[str, Any]
 Values = Sequence[float | None]
 Domain = tuple[float, float]
 
-FORMATS = ("svg", "png")
 RAW, CENTERED = "raw head", "centered head"
 TONES = {RAW: "#b9502b", CENTERED: "#1d6c8c"}
 """Colors of the two coordinates."""

@@ -21,7 +21,7 @@ from zloss.report.audit_figures import audit_figures, thin
 from zloss.report.comparison import comparison_document, comparison_page, comparison_summary
 from zloss.report.document import Document, Figure, Group, Heading, Plain, Text, to_markdown
 from zloss.report.drift import drift_document, drift_figures, drift_summary
-from zloss.report.figures import FORMATS, write_figures
+from zloss.report.figures import write_figures
 from zloss.report.html import MAX_BYTES, to_page
 from zloss.report.implementation_audit import implementation_audit_document, implementation_audit_summary
 from zloss.report.loss_audit import loss_audit_document, loss_audit_summary
@@ -33,13 +33,10 @@ from zloss.results.comparison import Comparison
 from zloss.results.decision import DecisionMaps
 from zloss.results.drift import Drift
 from zloss.results.files import PLURALS, Reported, Result
-from zloss.results.folder import DECISIONS_FILE, FIGURES, PAGE_FILE, TOKENS_FILE, remove_leftovers
+from zloss.results.folder import DECISIONS_FILE, FIGURES, FORMATS, PAGE_FILE, TEXT_FILE, TOKENS_FILE, remove_leftovers
 from zloss.results.io import write_text
 from zloss.results.recommendation import Recommendation
 from zloss.results.record import ResultRecord
-
-FIGURE_NAMES = ("gradient_geometry", "tails", "spectrum", "drift_source", "drift_transport")
-"""Names of the figure files, without their formats."""
 
 
 def render_page(results: DecidedResults, *, static: bool = False) -> str:
@@ -167,19 +164,19 @@ def write_result(folder: Path, results: DecidedResults, *, figures: bool = True)
     Files are written atomically, and no file of an earlier result remains.
     """
     (record,) = (record for name in PLURALS.values() for record in getattr(results, name))
-    file, page, text = folder / record.FILE, folder / PAGE_FILE, folder / "comparison.md"
+    file, page, text = folder / record.FILE, folder / PAGE_FILE, folder / TEXT_FILE
     written = [file, page]
-    if isinstance(record, Comparison):
-        write_text(text, to_markdown(comparison_page(record)))
-        written.insert(1, text)
     # The record of a recommendation comes last: its presence says that the recommendation is finished.
     finished = isinstance(record, Recommendation)
     if not finished:
         record.write(file)
+    if isinstance(record, Comparison):
+        write_text(text, to_markdown(comparison_page(record)))
+        written.insert(1, text)
     write_text(page, render_page(results))
     written += write_figures(folder / FIGURES, _figures_of(record) if figures else {})
     # The token table of an audit is written by the pass over the text.
-    clear_leftovers(folder, [*written, *([folder / TOKENS_FILE] if isinstance(record, AuditReport) else [])])
+    remove_leftovers(folder, [*written, *([folder / TOKENS_FILE] if isinstance(record, AuditReport) else [])])
     if finished:
         record.write(file)
     return written
@@ -189,12 +186,6 @@ def _figures_of(record: Any) -> dict[str, list[Figure]]:
     if isinstance(record, AuditReport):
         return audit_figures(record)
     return drift_figures(record) if isinstance(record, Drift) else {}
-
-
-def clear_leftovers(folder: Path, written: Sequence[Path]) -> None:
-    """Remove the records, pages and figures of earlier results that were not `written` now, so that two results are never
-    mixed."""
-    remove_leftovers(folder, written, [f"{name}.{suffix}" for name in FIGURE_NAMES for suffix in FORMATS])
 
 
 def write_joined(
@@ -224,5 +215,5 @@ def write_joined(
             place = folder / FIGURES / plain if len(group) > 1 else folder / FIGURES
             written += write_figures(place, _figures_of(record), formats=formats)
     if folder.absolute() not in {result.path.absolute().parent for result in sources}:
-        clear_leftovers(folder, written)
+        remove_leftovers(folder, written)
     return written

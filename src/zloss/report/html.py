@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from html import escape
@@ -37,14 +36,15 @@ from zloss.report.document import (
 )
 from zloss.report.figures import COLORS, ON_PAGE, SYMBOL, TONES, drawn, figure_scripts, interactive, plain_symbols
 from zloss.report.glossary import entries
-from zloss.report.numbers import factor, number
+from zloss.report.numbers import number
+from zloss.results.folder import PAGE_MARK
 
 MAX_BYTES = 3_000_000
 Figures = Literal["script", "static", "none"]
 """Drawn by the page's script, as pictures, or left out."""
 COORDINATES = (
-    "Raw and centered are two coordinates of one model, not two models: softmax, CE and PPL are the same in both. Thresholds of "
-    "the decision map are zloss's own and can be set; the map itself follows the paper."
+    "Raw and centered are two coordinates of one model, not two models: softmax, CE and PPL are the same in both. The decision "
+    "map follows the paper; thresholds and consequences are zloss's own, and every limit can be set."
 )
 NO_SCRIPT = "The figures of this page are drawn by its script; `zloss report --figures` writes them as files."
 
@@ -83,7 +83,7 @@ def to_page(document: Sequence[Block], title: str, *, static: bool = False) -> s
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            f'<title>{escape(title)} · zloss</title>\n<link rel="icon" href="data:,">',
+            f'<title>{escape(title)}{PAGE_MARK}\n<link rel="icon" href="data:,">',
             f"<style>{style}</style>",
             *(f"<script>{one}</script>" for one in scripts),
             f"</head>\n<body>\n{'' if static else bar}\n<main>{hint}",
@@ -106,12 +106,11 @@ def _asset(name: str) -> str:
 
 
 def _generated_rules() -> str:
-    """The generated rules of the style sheet: a class for each series color, and one for each width in percent."""
-    chips = "".join(
+    """The generated rules of the style sheet: a class for each series color."""
+    return "".join(
         f".chip.{_color_class(color)}::before {{ background: {_on_page(color)}; }}\n"
         for color in dict.fromkeys((*TONES.values(), *COLORS))
     )
-    return chips + "".join(f".value i.width-{share} {{ width: {share}%; }}\n" for share in range(101))
 
 
 def _color_class(color: str) -> str:
@@ -283,29 +282,16 @@ def _item(item: Item, figures: Figures) -> str:
 
 
 def _card(card: Card) -> str:
-    """Both coordinates as bars of the larger value."""
-    raw, centered = card.raw, card.centered
-    largest = max(abs(raw or 0.0), abs(centered or 0.0)) or 1.0
-    ratio = centered / raw if raw and centered is not None else None
-    # A change below 0.5 % counts as none.
-    direction = "same" if ratio is None or abs(ratio - 1) < 5e-3 else "down" if ratio < 1 else "up"
-    bars = "".join(
-        f'<p class="value {name}"><i class="width-{_percent(value, largest)}"></i><b>{number(value)}</b></p>'
-        for name, value in (("raw", raw), ("centered", centered))
-    )
-    missing = f" <em>{escape(card.note)}</em>" if raw is None or centered is None else ""
+    """Both coordinates side by side; neither is held against the other."""
+    both = (("raw", card.raw), ("centered", card.centered))
+    values = "".join(f'<p class="value {name}"><b>{number(value)}</b></p>' for name, value in both)
+    missing = f" <em>{escape(card.note)}</em>" if None in (card.raw, card.centered) else ""
+    said = f'<p class="judged{f" tone-{card.tone}" if card.tone else ""}">{prose(card.verdict)}</p>'
     return (
         f'<article class="card" data-key="{escape(card.quantity.key)}"><h3><span title="{escape(card.quantity.hint)}">'
-        f"{prose(card.name)} <small>({prose(card.quantity.symbol)})</small></span>"
-        f'<span class="ratio {direction}" title="centered relative to raw">{factor(ratio)}</span></h3>{bars}'
-        f'<p class="judged{f" tone-{card.tone}" if card.tone else ""}">{prose(card.verdict)}</p>'
-        f'<p class="meaning">{prose(card.quantity.meaning)}{missing}</p></article>'
+        f"{prose(card.name)} <small>({prose(card.quantity.symbol)})</small></span></h3>"
+        f'{values}{said if card.verdict else ""}<p class="meaning">{prose(card.quantity.meaning)}{missing}</p></article>'
     )
-
-
-def _percent(value: float | None, largest: float) -> int:
-    share = 100 * abs(value or 0.0) / largest
-    return 0 if math.isnan(share) else round(min(share, 100))
 
 
 def _figure(figure: Figure, figures: Figures) -> str:

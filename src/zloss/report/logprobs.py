@@ -62,7 +62,7 @@ def logprob_document(rows: Sequence[LogprobNoise], *, verdict_format: str = "") 
 
 
 def _remarks(rows: Sequence[LogprobNoise], verdict_format: str) -> str:
-    """Which rows the verdict uses, and where centering makes the error larger."""
+    """Which rows the verdict uses, and where the error of the centered head is larger."""
     rms: dict[tuple[str, str, str], float | None] = {(row.format, row.case, row.head): row.gap.rms for row in rows}
     said = []
     if rms.get((verdict_format, "storage", "raw")) is not None:
@@ -72,6 +72,8 @@ def _remarks(rows: Sequence[LogprobNoise], verdict_format: str) -> str:
     for format_, case in dict.fromkeys((row.format, row.case) for row in rows):
         raw, centered = rms.get((format_, case, "raw")), rms.get((format_, case, "centered"))
         if raw is not None and centered is not None and centered > raw:
-            change = f"{number(raw, 3)} → {number(centered, 3)}"
-            said.append(f"Where {CASES[case]} are rounded to {format_}, centering makes the error larger: {change}.")
+            errors = f"{number(centered, 3)} nat, {number(raw, 3)} nat as it is"
+            said.append(
+                f"Where {CASES[case]} are rounded to {format_}, the error of the centered head is larger: {errors}."
+            )
     return " ".join(said)

@@ -31,8 +31,12 @@ from zloss.results.record import to_plain
 SELECTION = (
     "An arm is a method with its λ, trained next to plain cross-entropy (CE). Columns: ΔCE in nats per token against CE, on "
     "the selecting seed alone; the quantity that the method is meant to lower, and the tail of the Z gradient at the hidden "
-    "states (p99 ‖δ_u‖) as deployed, both over that of CE."
+    "states (p99 ‖δ_u‖), both over that of CE. Arms that pass are ranked by this tail as deployed; for an arm that deploys "
+    "centered logits its ratio to the raw logits of CE is a rule of ours, not a gain, and not shown."
 )
+
+CENTERED = (CENTERED_HEAD, "centered")
+"""Methods that deploy centered logits."""
 
 
 def recommendation_document(found: Recommendation) -> Document:
@@ -169,8 +173,8 @@ def _arms(found: Recommendation, *, whole: bool) -> Document:
         (Column("selection", "text"), lambda arm: arm.state),
         (Column("confirmation", "text"), lambda arm: Cell(arm.confirmed or MISSING, arm.confirmed or "")),
         (f"ΔCE{of_seed}", _delta_ce),
-        ("lowered", lambda arm: _present(arm.ratio, "× {:.3g}")),
-        ("p99 ‖δ_u‖", lambda arm: _present(arm.transported, "× {:.3g}")),
+        ("lowered", lambda arm: _present(None if arm.method == CENTERED_HEAD else arm.ratio, "× {:.3g}")),
+        ("p99 ‖δ_u‖", lambda arm: _present(None if arm.method in CENTERED else arm.transported, "× {:.3g}")),
         ("steps", lambda arm: _present(arm.steps, "{:,}")),
         *(more if whole else ()),
     )

@@ -11,18 +11,17 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from zloss.errors import InputError, OutputError, UnwritableFolderError, ZlossError
 from zloss.results.io import (
-    NO_LOCKS,
     SUFFIX,
     part_prefix,
     remove_abandoned,
@@ -61,6 +60,8 @@ def _exists(path: Path) -> bool:
 LOCK_FILE = ".zloss-lock"
 """Contains the process id of its holder; removed when the holder exits normally."""
 
+LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""Neither a link nor a pipe that somebody planted under the name is followed or waited for."""
 _ATTEMPTS = 1000
 """How often to recreate the folder if other processes remove it, empty, at the same moment."""
 
@@ -74,43 +75,60 @@ def locked_folder(folder: Path) -> Iterator[None]:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     file = folder / LOCK_FILE
     with unwritable(f"to {folder}"):
-        lock = _locked(folder)
-        file.write_text(f"{os.getpid()}\n")
-        mine = file.stat()
+        handle = _locked(folder)
     try:
         yield
     finally:
         # Before the release, and only our own file: the block may have replaced the folder, which another process may hold.
         with contextlib.suppress(OSError):
-            if os.path.samestat(file.stat(), mine):
+            if os.path.samestat(file.lstat(), os.fstat(handle)):
                 file.unlink()
-        lock.release()
+        os.close(handle)
         with contextlib.suppress(OSError):
             for path in missing:
                 path.rmdir()
 
 
-def _locked(folder: Path) -> FileLock:
-    """The held lock of `folder`; on a file system without locks, it locks nothing."""
-    lock = FileLock(folder / LOCK_FILE, timeout=0)
+def _locked(folder: Path) -> int:
+    """The open and held lock file of `folder`; on a file system without locks, it locks nothing."""
     for attempt in range(_ATTEMPTS):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        except Timeout:
-            raise InputError(
-                f"{folder} is in use by {_holder(folder / LOCK_FILE)}: wait for it to finish, or choose another folder."
-            ) from None
+            handle = os.open(folder / LOCK_FILE, LOCK_FLAGS, 0o666)
         except (FileNotFoundError, FileExistsError):
             # Its last holder removed the folder: before the file was opened, or before mkdir could see that what exists is one.
             if attempt == _ATTEMPTS - 1:
                 raise
             continue
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-        break
-    return lock
+        try:
+            if not take_lock(handle):
+                raise InputError(
+                    f"{folder} is in use by {_holder(folder / LOCK_FILE)}: wait for it to finish, or choose another folder."
+                )
+            if os.fstat(handle).st_nlink > 0:
+                _sign(handle, folder)
+                return handle
+            # Its last holder removed the file before we had the lock.
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+    raise InputError(
+        f"{folder} is in use by another process of zloss: wait for it to finish, or choose another folder."
+    )
+
+
+def _sign(handle: int, folder: Path) -> None:
+    """Write our process id into a lock file that is new or was left by a killed process; another file is not written to."""
+    status = os.fstat(handle)
+    plain = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+    if not plain or not re.fullmatch(rb"\d*\n?", os.read(handle, 64)):
+        raise UnwritableFolderError(
+            f"cannot write to {folder}: the file {LOCK_FILE} in it is a link, or was not made by zloss. Choose another folder."
+        )
+    os.ftruncate(handle, 0)
+    os.lseek(handle, 0, os.SEEK_SET)
+    os.write(handle, f"{os.getpid()}\n".encode())
 
 
 def _holder(file: Path) -> str:
@@ -121,8 +139,15 @@ def _holder(file: Path) -> str:
 
 
 PAGE_FILE, DECISIONS_FILE, FIGURES = "report.html", "decisions.json", "figures"
-TOKENS_FILE = "tokens.parquet"
+TEXT_FILE = "comparison.md"
+"""The page of a comparison as Markdown."""
+TOKENS_FILE, TOKENS_SCHEMA = "tokens.parquet", "zloss.tokens/1"
 """The token table of an audit."""
+PAGE_MARK = " · zloss</title>"
+"""How the title of a page ends."""
+FORMATS = ("svg", "png")
+FIGURE_NAMES = ("gradient_geometry", "tails", "spectrum", "drift_source", "drift_transport")
+"""Names of the figure files, without their formats."""
 PLACE_KEY = "place"
 """The key of `place_of` among the facts of a model."""
 NAMES = {
@@ -134,7 +159,16 @@ NAMES = {
     "recommendation": "a recommendation",
 }
 """Kind, as a schema names it → what it is called in an error."""
-RECORD_FILES = ("report.json", "implementation_audit.json", "drift.json", "comparison.json", "recommendation.json")
+RECORD_OF = {
+    "audit": "report.json",
+    "loss-audit": "report.json",
+    "implementation-audit": "implementation_audit.json",
+    "drift": "drift.json",
+    "comparison": "comparison.json",
+    "recommendation": "recommendation.json",
+}
+"""Kind → the file of its record."""
+RECORD_FILES = tuple(dict.fromkeys(RECORD_OF.values()))
 """Files of the records that have a page."""
 OWNED_BY = {
     "loss-audit": ("provenance.loss", ""),
@@ -180,24 +214,81 @@ def text_name(texts: Sequence[str], corpus: str | None) -> str:
 
 
 def refuse_other(folder: Path, mine: Owner, *, force: bool = False) -> None:
-    """An error if the folder holds a result of something else, unless it may be replaced."""
-    for there in [] if force else owners(folder):
+    """An error if the folder holds a result of something else, or a file of somebody else that this one would replace or
+    remove, unless it may be replaced."""
+    if force:
+        return
+    for there in owners(folder):
         if not there.same(mine):
             which = f"{mine}" if str(mine) != str(there) else "one of another folder with that name"
             raise OutputError(
                 f"{folder} holds {there}, and this is {which}: choose another folder, or pass `force` to replace it."
             )
+    _refuse_foreign(folder, [folder / RECORD_OF[mine.kind], *_shared_files(folder)])
 
 
 def refuse_unrelated_page(folder: Path, sources: Sequence[Path], *, force: bool = False) -> None:
-    """An error if a page of the results `sources` would replace another result's page."""
-    if force or folder.absolute() in {source.absolute().parent for source in sources}:
+    """An error if a page of the results `sources` would replace another result's page, or a file of somebody else."""
+    if force:
+        return
+    if folder.absolute() in {source.absolute().parent for source in sources}:
+        _refuse_foreign(folder, [folder / PAGE_FILE, folder / DECISIONS_FILE])
         return
     for there in owners(folder):
         raise OutputError(
             f"{folder} holds {there}, which is not among the results given: choose another folder, or pass `force` to "
             "replace it."
         )
+    _refuse_foreign(folder, _shared_files(folder))
+
+
+def _refuse_foreign(folder: Path, files: Sequence[Path]) -> None:
+    """An error that names those of the `files` in the folder that zloss did not write.
+
+    Text and pictures do not say who wrote them: they are ours next to a record or a page of ours.
+    """
+    ours = {file for file in files if written_kind(file) in (*NAMES, "decisions", "tokens", "page")}
+    alone = not ours and not owners(folder)
+    foreign = [
+        str(file.relative_to(folder))
+        for file in files
+        if file.is_file() and file not in ours and (alone or file.suffix in (".json", ".html", ".parquet"))
+    ]
+    if foreign:
+        names, one = " and ".join(foreign), len(foreign) == 1
+        raise OutputError(
+            f"{folder} holds {names}, which {'is not a result' if one else 'are not results'} of zloss: choose another folder, "
+            f"or pass `force` to replace {'it' if one else 'them'}."
+        )
+
+
+def _shared_files(folder: Path) -> list[Path]:
+    """What a result may replace or remove in the folder besides records, whichever result wrote it."""
+    figures = [f"{name}.{suffix}" for name in FIGURE_NAMES for suffix in FORMATS]
+    drawn = [path for path in sorted((folder / FIGURES).rglob("*")) if path.name in figures]
+    return [*(folder / name for name in (PAGE_FILE, DECISIONS_FILE, TOKENS_FILE, TEXT_FILE)), *drawn]
+
+
+def written_kind(file: Path) -> str:
+    """What a file of zloss holds: the kind that its schema names, or "page"; empty for any other file."""
+    try:
+        if file.suffix == ".json":
+            data = json.loads(file.read_text(encoding="utf-8"))
+            name, slash, _ = str(data.get("schema") if isinstance(data, dict) else "").partition("/")
+            return name.removeprefix("zloss.") if slash and name.startswith("zloss.") else ""
+        with file.open("rb") as content:
+            start = content.read(_MARKED)
+            content.seek(-min(_MARKED, file.stat().st_size), os.SEEK_END)
+            end = content.read()
+    except (OSError, ValueError, RecursionError):
+        return ""
+    if file.suffix == ".parquet":
+        return "tokens" if TOKENS_SCHEMA.encode() in end else ""
+    return "page" if PAGE_MARK.encode() in start else ""
+
+
+_MARKED = 65536
+"""Bytes at the start of a page that hold its title, and at the end of a token table that hold its schema."""
 
 
 def owners(folder: Path) -> list[Owner]:
@@ -205,28 +296,24 @@ def owners(folder: Path) -> list[Owner]:
     return [owner for name in RECORD_FILES if (owner := _owner(folder / name)) is not None]
 
 
-def remove_leftovers(folder: Path, written: Sequence[Path], figures: Sequence[str] = ()) -> None:
-    """Remove what earlier results left in the folder besides those `written` now; `figures` are names of figure files."""
+def remove_leftovers(folder: Path, written: Sequence[Path]) -> None:
+    """Remove the records, pages and figures of earlier results that were not `written` now, so that two results are never
+    mixed."""
     stale = [folder / name for name in RECORD_FILES if _owner(folder / name) is not None]
-    stale += [folder / name for name in (PAGE_FILE, DECISIONS_FILE, TOKENS_FILE, "comparison.md")]
-    drawn = folder / FIGURES
-    stale += [path for path in drawn.rglob("*") if path.name in figures]
-    for path in stale:
+    for path in (*stale, *_shared_files(folder)):
         if path not in written:
             path.unlink(missing_ok=True)
+    drawn = folder / FIGURES
     for place in sorted((drawn, *drawn.rglob("*")), reverse=True):
         if place.is_dir() and not any(place.iterdir()):
             place.rmdir()
 
 
 def _owner(file: Path) -> Owner | None:
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    kind = str(data.get("schema")).partition("/")[0].removeprefix("zloss.") if isinstance(data, dict) else ""
+    kind = written_kind(file)
     if kind not in NAMES:
         return None
+    data = json.loads(file.read_text(encoding="utf-8"))
     subject, text = OWNED_BY.get(kind, ("model.name", "corpus.name"))
     return Owner(kind, _text(data, subject), _text(data, text), _text(data, f"model.{PLACE_KEY}"))
 

@@ -120,6 +120,8 @@ def check_counts(config: object, names: Iterable[str], *, least: int = 1) -> Non
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InputError(f"`{name}` is expected to be a whole number ≥ {least}, but got {value!r}.")
+        if value >= 2**62:
+            raise InputError(f"`{name}` is expected to be a whole number below 2^62, but got {value!r}.")
 
 
 def check_optional_counts(config: object, names: Iterable[str]) -> None:
@@ -135,6 +137,18 @@ def check_numbers(config: object, names: Iterable[str], *, positive: bool = Fals
             raise InputError(
                 f"`{name}` is expected to be a finite number {'>' if positive else '≥'} 0, but got {value!r}."
             )
+
+
+def check_measured_coef(name: str, value: float, *, zero: bool = False) -> None:
+    """A λ whose gradients, squared and added, neither overflow nor vanish in fp32."""
+    if not (1e-10 <= value <= 1e10 or (zero and value == 0)):
+        raise InputError(f"`{name}` is expected to be {'0 or ' * zero}between 1e-10 and 1e10, but got {value!r}.")
+
+
+def check_seed(seed: int) -> None:
+    """A seed that every random generator takes, also with a small number added."""
+    if not -(2**62) < seed < 2**62:
+        raise InputError(f"`seed` is expected to be a whole number between −2^62 and 2^62, but got {seed!r}.")
 
 
 def check_choices(config: object, choices: dict[str, Any]) -> None:

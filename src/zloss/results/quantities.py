@@ -2,9 +2,9 @@
 
 Pages, terminal tables, Markdown, figures and tooltips take their symbols from here. The quantities are tables of text with a
 row each: key, symbol and meaning, then in any order what else there is to say: the unit, what it is reduced over, its label in
-the paper, and ↓ or ↑ where lower or higher is better. A first row `*` has what all rows of a table share unless they state
-their own. A row may continue on an indented line. `tests/results/test_quantities.py` fails on a number of a written file that
-has no entry.
+the paper, and ↓ or ↑ where lower or higher is an improvement between two runs or checkpoints in one coordinate. A first
+row `*` has what all rows of a table share unless they state their own. A row may continue on an indented line.
+`tests/results/test_quantities.py` fails on a number of a written file that has no entry.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Definition:
     equation: str = ""
     """Label in the paper of the equation, table or section that defines it; empty if the quantity is ours."""
     better: Better = ""
-    """The direction that counts as an improvement; empty for descriptive quantities."""
+    """The direction of an improvement between two runs or two checkpoints in one coordinate, never between raw and centered;
+    empty for descriptive quantities."""
 
     @property
     def axis(self) -> str:
@@ -104,7 +105,10 @@ LETTERS = (
 WORDS = (
     ("source", "what a loss injects at the logits: its gradient with respect to z"),
     ("transport", "how the source reaches h and W: the head, tied tables, the implementation, the router's reduction"),
-    ("raw, centered", "two coordinates of one model with the same softmax: logits z, and logits z − μ"),
+    (
+        "raw, centered",
+        "two coordinates of one model with the same softmax: logits z, and logits z − μ; a difference between them is not a gain",
+    ),
     (
         "deployed coordinate",
         "the coordinate in which a method's model is used: centered for Centered head and Centered Z-loss, raw for the others",
@@ -138,7 +142,8 @@ WORDS = (
     ("token-layer mean", "mean over all routing decisions, tokens times layers with a router; s_rel is 1 under it"),
     (
         "fired, quiet",
-        "of a stage of the decision map: its number passes its threshold, or does not; its consequence says if that matters",
+        "of a stage of the decision map: its number passes its threshold, or does not; its consequence (ours, not "
+        "the paper's) says if that matters",
     ),
     (
         "budget",

@@ -215,9 +215,14 @@ class ResultRecord:
         """This record as its file has it: a nonfinite number is None with its reason."""
         return self.from_dict(self.to_dict())
 
+    @classmethod
+    def file_in(cls, out: str | Path) -> Path:
+        """The file `out` where it is named NAME.json, else `FILE` in the folder `out`."""
+        return Path(out) if Path(out).suffix == ".json" else Path(out) / cls.FILE
+
     def write(self, out: str | Path) -> Path:
-        """Write the file `out`, or `FILE` in the folder `out`, atomically, and return its path."""
-        path = Path(out) if Path(out).suffix == ".json" else Path(out) / self.FILE
+        """Write `file_in(out)` atomically, and return its path."""
+        path = self.file_in(out)
         write_json(path, self.to_dict())
         return path
 

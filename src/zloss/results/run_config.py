@@ -26,8 +26,10 @@ from zloss.results.options import (
     ValidTextFiles,
     check_choices,
     check_counts,
+    check_measured_coef,
     check_numbers,
     check_optional_counts,
+    check_seed,
     refuse,
 )
 from zloss.results.provenance import without_folders
@@ -244,7 +246,9 @@ class TrainConfig(TextOptions):
         if self.valid_offset is not None:
             check_counts(self, ("valid_offset",), least=0)
         check_numbers(self, ("weight_decay", "coef", "head_shift", "gain_beta", "lr_floor", "spike"))
-        check_numbers(self, ("lr", "clip", "eps", "diag_coef"), positive=True)
+        check_numbers(self, ("lr", "clip", "eps"), positive=True)
+        check_measured_coef("diag_coef", self.diag_coef)
+        check_seed(self.seed)
         check_choices(self, {"bos": BosPolicy, "precision": Precision, "head": HeadKind, "decay": Decay})
         check_optional_counts(self, ("train_tokenizer", "coef_until"))
         refuse(

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from zloss.errors import CoefficientError, InputError, UnknownNameError
 from zloss.results.router import ConventionScale, RouterScaleTable
@@ -64,6 +64,11 @@ class RouterConvention:
     factor: Fraction = Fraction(1)
     sums_micro_batches: bool = False
     note: str = ""
+
+    def __post_init__(self) -> None:
+        for name, known in (("token_count", get_args(TokenCount)), ("layer_divisor", get_args(LayerDivisor))):
+            if getattr(self, name) not in known:
+                raise UnknownNameError(name, getattr(self, name), known)
 
     @property
     def depends_on(self) -> tuple[str, ...]:
@@ -139,6 +144,10 @@ class RouterScale:
     uniform: bool
 
 
+MOST_LAYERS = 100_000
+"""Layers whose weights are computed one by one."""
+
+
 def router_scale(
     convention: str | RouterConvention,
     *,
@@ -164,11 +173,11 @@ def router_scale(
     return RouterScale(
         convention=found,
         coef=coef,
-        alpha=float(mean),
+        alpha=_rounded("α", mean),
         # One rounding of the exact product: a matched coefficient then gives the same bits.
-        absolute=float(exact_coefficient(coef) * mean),
-        relative=float(decisions * mean),
-        relative_per_layer=tuple(float(decisions * alpha) for alpha in alphas),
+        absolute=_rounded("λ_R·α", exact_coefficient(coef) * mean),
+        relative=_rounded("s_rel", decisions * mean),
+        relative_per_layer=tuple(_rounded("s_rel", decisions * alpha) for alpha in alphas),
         uniform=len(set(alphas)) == 1,
     )
 
@@ -210,7 +219,7 @@ def match_coefficient(
             f"no coefficient under {there.name!r} equals {coef!r} under {here.name!r}: that convention applies no router "
             "Z-loss at all."
         )
-    return float(exact * scale_here / scale_there)
+    return _rounded(f"the coefficient under {there.name!r}", exact * scale_here / scale_there)
 
 
 def router_scale_table(
@@ -262,6 +271,8 @@ def _exact_alphas(
     check_count("layers", layers)
     check_count("top_k", top_k)
     check_count("tokens", tokens)
+    if layers > MOST_LAYERS:
+        raise InputError(f"`layers` is expected to be at most {MOST_LAYERS}, but got {layers}.")
     labelled = tokens if context.valid_tokens is None else context.valid_tokens
     if labelled > tokens:
         raise InputError(
@@ -270,6 +281,13 @@ def _exact_alphas(
         )
     count = {"decisions": layers * tokens, "layer_tokens": tokens, "valid_tokens": labelled}[convention.token_count]
     return [numerator / count for numerator in convention.numerators(layers, top_k, context)]
+
+
+def _rounded(name: str, value: Fraction) -> float:
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise CoefficientError(f"{name} is too large for a float: use a smaller `coef`.") from error
 
 
 def exact_coefficient(coef: float | None) -> Fraction:

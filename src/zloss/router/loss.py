@@ -28,7 +28,14 @@ from zloss.errors import DeviceError, DoubleBackwardError, DtypeError, InputErro
 from zloss.objectives import StandardZLoss, check_target, is_on, resolve_target
 from zloss.router.conventions import RouterContext, RouterConvention, check_count, exact_coefficient, find_convention
 from zloss.statistics import TokenStats
-from zloss.tensors import as_denominator, at_least_fp32, check_differentiable, check_holds_values, check_tensor
+from zloss.tensors import (
+    as_denominator,
+    at_least_fp32,
+    check_differentiable,
+    check_holds_values,
+    check_mask,
+    check_tensor,
+)
 
 LayerTensors = Tensor | Sequence[Tensor]
 """One [T, E] tensor per layer, an [L, T, E] tensor, or [T, E] for a single layer."""
@@ -67,6 +74,8 @@ def router_loss(
     (0.25, 0.25)
     """
     context = RouterContext() if context is None else context
+    if not isinstance(context, RouterContext):
+        raise DtypeError(f"`context` is expected to be a RouterContext, but got {type(context).__name__}.")
     found, exact = find_convention(convention), exact_coefficient(coef)
     check_target("target", target)
     decisions = read_router_logits(router_logits, mask, two_stacks=context.encoder_layers is not None)
@@ -417,7 +426,9 @@ def _mask(mask: LayerTensors | None, tokens: tuple[int, ...], device: torch.devi
         )
     for part in parts:
         check_holds_values(mask=part)
-    return torch.cat([part.to(device=device, dtype=torch.bool) for part in parts])
+    joined = torch.cat([part.to(device) for part in parts])
+    check_mask("mask", joined)
+    return joined.bool()
 
 
 @dataclass(frozen=True)

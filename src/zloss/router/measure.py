@@ -18,19 +18,19 @@ with one weight a per group:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from zloss.errors import CoefficientError, MissingInputError
+from zloss.errors import CoefficientError, DtypeError, InputError, MissingInputError
 from zloss.results.router import DROWNED, EXPLAINED, MeasuredScale, ScaleVerdict
 from zloss.router.loss import LayerTensors, read_router_logits
-from zloss.tensors import at_least_fp32
+from zloss.tensors import at_least_fp32, check_tensor, is_number
 
 FAR = 30.0
 """A fitted |c| beyond this means that a slope was fitted as a square: log Z_R and log E are smaller."""
@@ -44,7 +44,7 @@ def measure_router_scale(
     on: Callable[[], Tensor],
     off: Callable[[], Tensor],
     router_logits: Callable[[], Sequence[Tensor]],
-    parameters: Sequence[Tensor],
+    parameters: Iterable[Tensor],
     *,
     coef: float,
     coef_off: float = 0.0,
@@ -63,12 +63,23 @@ def measure_router_scale(
     If the batch does not distinguish the mean of squares from the square of the mean or from a mean without a square, the
     three functions run again with the router weights scaled up and down. The weights are restored afterwards.
     """
-    if coef == coef_off:
-        raise CoefficientError(f"`coef` and `coef_off` are expected to differ, but both are {coef!r}.")
-    if not parameters:
-        raise MissingInputError("`parameters` is empty: pass the router weights of all layers.")
+    for name, run in (("on", on), ("off", off), ("router_logits", router_logits)):
+        if not callable(run):
+            raise DtypeError(
+                f"`{name}` is expected to be a function that runs the model, but got {type(run).__name__}."
+            )
+    _check_numbers(coef, coef_off, target, seed)
+    parameters = _router_weights(parameters)
     take_draw = partial(_draw, on, off, router_logits, parameters, mask, seed)
     first = take_draw()
+    if not first.measured.isfinite().all():
+        raise InputError("the gradient of `on` or of `off` is NaN or infinite: there is no scale to measure.")
+    if not first.means.isfinite().all():
+        raise InputError("log Z of `router_logits` is NaN or infinite: there is no scale to measure.")
+    if not first.slopes_GP.any():
+        raise InputError(
+            "`router_logits` does not depend on `parameters`: pass the weights of the routers that it runs."
+        )
     applied = coef - coef_off
     if first.measured.norm() == 0:
         return _measured_scale(applied, first, Fitted(None, torch.zeros(len(first.groups)), 0.0), "nothing_applied")
@@ -88,6 +99,31 @@ def measure_router_scale(
         (verdict,) = fits
         return _measured_scale(applied, first, found[verdict], verdict, limit)
     return _measured_scale(applied, first, found["explained"], "undetermined" if fits else "unexplained", limit)
+
+
+def _check_numbers(coef: Any, coef_off: Any, target: Any, seed: Any) -> None:
+    for name, number in (("coef", coef), ("coef_off", coef_off)):
+        if not is_number(number) or not math.isfinite(number):
+            raise CoefficientError(f"`{name}` is expected to be a finite number, but got {number!r}.")
+    if coef == coef_off:
+        raise CoefficientError(f"`coef` and `coef_off` are expected to differ, but both are {coef!r}.")
+    if target != "fit" and not (is_number(target) and math.isfinite(target)):
+        raise CoefficientError(f"`target` is expected to be 'fit' or a finite number, but got {target!r}.")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+        raise InputError(f"`seed` is expected to be an integer of 64 bits, but got {seed!r}.")
+
+
+def _router_weights(given: Any) -> list[Tensor]:
+    if isinstance(given, (str, Tensor)) or not isinstance(given, Iterable):
+        raise DtypeError(f"`parameters` is expected to be a list of router weights, but got {type(given).__name__}.")
+    parameters = list(given)
+    if not parameters:
+        raise MissingInputError("`parameters` is empty: pass the router weights of all layers.")
+    for place, parameter in enumerate(parameters):
+        check_tensor(f"parameters[{place}]", parameter)
+        if not parameter.requires_grad:
+            raise InputError(f"`parameters[{place}]` does not require a gradient: pass the router weights themselves.")
+    return parameters
 
 
 def _fits(draws: Sequence[Draw], target: float | None) -> tuple[dict[ScaleVerdict, Fitted], list[ScaleVerdict], float]:
@@ -195,10 +231,16 @@ def _draw(
     centers: Tensor | None = None,
 ) -> Draw:
     """The measured gradient and those that may explain it, at the current values of the parameters."""
-    with_z, without = (gradient(_seeded(run, seed), parameters) for run in (on, off))
+    runs = (("on", on), ("off", off))
+    with_z, without = (gradient(_loss(name, _seeded(run, seed)), parameters) for name, run in runs)
     measured = with_z - without
-    logits = [layer if layer.ndim == 2 else layer.flatten(0, -2) for layer in _seeded(router_logits, seed)]
-    decisions = read_router_logits(logits, mask, two_stacks=True)
+    decisions = read_router_logits(_seeded(router_logits, seed), mask, two_stacks=True)
+    logits = [layer for given in decisions.tensors for layer in (given.unbind(0) if given.ndim == 3 else (given,))]
+    if not decisions.valid_N.numel():
+        raise InputError("`router_logits` has no tokens: nothing to measure.")
+    for index, layer in enumerate(logits):
+        if not layer.requires_grad:
+            raise InputError(f"layer {index} of `router_logits` has no graph: return the logits without `.detach()`.")
     masks = decisions.valid_N.split_with_sizes(list(decisions.tokens))
     keeps = [(layer, keep, True) for layer, keep in enumerate(masks) if bool(keep.any())]
     keeps += [(layer, ~keep, False) for layer, keep in enumerate(masks) if not bool(keep.all())]
@@ -221,6 +263,16 @@ def _draw(
         # Both gradients are rounded before the subtraction, and so are the gradients that explain the difference.
         noise=eps * (float(with_z.norm()) + float(without.norm()) + size) / size if size else 0.0,
     )
+
+
+def _loss(name: str, returned: object) -> Tensor:
+    """What `on` or `off` returned, if it can be differentiated."""
+    if not isinstance(returned, Tensor) or returned.numel() != 1:
+        got = list(returned.shape) if isinstance(returned, Tensor) else type(returned).__name__
+        raise DtypeError(f"`{name}` is expected to return a scalar tensor to differentiate, but returned {got}.")
+    if not returned.requires_grad:
+        raise InputError(f"`{name}` returned a loss without a graph: return it without `.detach()` or `.item()`.")
+    return returned
 
 
 def _logit_eps(logits: Tensor) -> float:

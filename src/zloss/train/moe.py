@@ -123,7 +123,9 @@ class RoutingTap:
         caught: list[tuple[Tensor, Tensor]] = []
 
         def keep(router: RouterModule) -> Any:
-            return lambda _module, _inputs, output: caught.append((router.logits(output), _indices(router, output)))
+            return lambda _module, inputs, output: caught.append(
+                (router.logits(inputs, output), _indices(router, output))
+            )
 
         hooks = [router.module.register_forward_hook(keep(router)) for router in self._routers]
         try:

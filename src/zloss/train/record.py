@@ -41,7 +41,7 @@ from zloss.objectives import Objective
 from zloss.optimizer.endpoints import SPIKE, THRESHOLDS
 from zloss.optimizer.recorder import OpenStep, Recorder, StatefulOptimizer
 from zloss.results.folder import locked_folder
-from zloss.results.options import check_counts, check_numbers, check_optional_counts
+from zloss.results.options import check_counts, check_measured_coef, check_optional_counts
 from zloss.results.provenance import write_run_provenance
 from zloss.results.run_config import RecordedData, RecordedRun
 from zloss.results.run_metrics import METRICS_FILE, RunMetrics
@@ -76,7 +76,7 @@ class RecordOptions:
 
     def __post_init__(self) -> None:
         check_counts(self, ("gradient_blocks",), least=0)
-        check_numbers(self, ("diag_coef",), positive=True)
+        check_measured_coef("diag_coef", self.diag_coef)
         check_optional_counts(self, ("adam_every", "tokens_available"))
 
 

@@ -21,7 +21,7 @@ from zloss.jobs import Job
 from zloss.measure.measurement import check_token_ids
 from zloss.models.checkpoint import DEFAULT_BLOCK_SIZE, Checkpoint, load_checkpoint, load_tokenizer, resolve_block_size
 from zloss.models.output_head import check_head, find_head, hidden_states
-from zloss.results.run_config import TrainConfig
+from zloss.results.run_config import TrainConfig, without_paths
 from zloss.text import Blocks, Corpus
 from zloss.train.data import MicroBatch, TrainData, divides_blocks, micro_batches, open_data, training_text
 from zloss.train.live import tracker_errors
@@ -266,6 +266,10 @@ def _load_adam_state(optimizer: torch.optim.Optimizer, model: nn.Module, file: s
         optimizer.state[parameter] = {"step": torch.as_tensor(float(state["step"])), **moments}
 
 
+TRACKER_OPTIONS = {"wandb": {"settings": {"x_disable_meta": True}}}
+"""W&B would record the command line with its paths, the user and the host."""
+
+
 def make_accelerator(config: TrainConfig, folder: Path, trackers: Sequence[str], job: Job) -> Any:
     """An `accelerate.Accelerator` of the processes of a job at the run's precision, with its trackers started."""
     from accelerate import Accelerator
@@ -290,9 +294,11 @@ def make_accelerator(config: TrainConfig, folder: Path, trackers: Sequence[str],
             "run it on one process, or pass the job of `open_job` to `run_training`."
         )
     if trackers:
-        plain = {key: value for key, value in asdict(config).items() if isinstance(value, (bool, int, float, str))}
+        # As in config.json: a tracker may publish them.
+        settings = asdict(without_paths(config))
+        plain = {key: value for key, value in settings.items() if isinstance(value, (bool, int, float, str))}
         with tracker_errors():
-            accelerator.init_trackers("tracking", config=plain)
+            accelerator.init_trackers("tracking", config=plain, init_kwargs=TRACKER_OPTIONS)
     return accelerator
 
 

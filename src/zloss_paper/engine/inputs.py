@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from zloss.errors import CorpusError, InputError
+from zloss.errors import InputError
 from zloss.results.options import CorpusName
 from zloss.results.reproduction import TextSource as TextSource
+from zloss.text import text_bytes
 
 CE, CENTERED_HEAD, STANDARD = "CE baseline", "Centered head", "Standard Z-loss"
 FACTORIZED, GAIN_AWARE, CENTERED = "Factorized Z-loss", "Gain-aware Z-loss", "Centered Z-loss"
@@ -134,8 +135,4 @@ def _pydoc() -> TextSource:
 
 def file_sha256(text: Path) -> str:
     """The checksum of a text file; an error that names it if it cannot be read."""
-    try:
-        with text.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CorpusError(f"cannot read the text {text}: {error.strerror}.") from error
+    return hashlib.sha256(text_bytes(text)).hexdigest()

@@ -26,9 +26,9 @@ def dead_feature(model: Any) -> None:
 @pytest.mark.parametrize(
     ("plant", "expected", "said"),
     [
-        (lambda model: None, "nothing", "Nothing to do"),
+        (lambda model: None, "nothing", "Nothing measured"),
         (shift_logits, "center", "Center the output head"),
-        (scale_logits, "nothing", "Nothing to do"),  # four times small logits are still small
+        (scale_logits, "nothing", "Nothing measured"),  # four times small logits are still small
         (lambda model: [scale_logits(model) for _ in range(4)], "not_enough_evidence", "Keep the logits in fp32 now."),
         (dead_feature, "not_enough_evidence", "zloss recommend"),
     ],

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import zloss
-from tests.integrations.transformers.small_models import OBJECTIVE, VOCAB, small
+from tests.integrations.transformers.small_models import OBJECTIVE, VOCAB, batch, small
 from tests.integrations.transformers.trainers import arguments, train
 from zloss.errors import InputError, UnsupportedModelError
 from zloss.integrations.transformers import apply, attach
@@ -119,3 +119,104 @@ def test_settings_that_bypass_the_loss_are_refused_by_attach_and_in_the_first_st
     apply(model, OBJECTIVE)
     with pytest.raises(UnsupportedModelError, match=words):
         train(make("text", model, **settings))
+
+
+def other(name: str, model: Any, kind: type | None = None) -> Any:
+    """Another trainer of TRL, one step long; GRPO and RLOO at temperature 0.7."""
+    size = {"per_device_train_batch_size": 2, "max_steps": 1, "bf16": False, "gradient_checkpointing": False}
+    rows: list[dict[str, Any]] = [{"prompt": "w3 w4"} for _ in range(8)]
+    extra: dict[str, Any] = {}
+    if name in ("GRPO", "RLOO"):
+        size |= {"num_generations": 2, "max_completion_length": 4, "temperature": 0.7, "beta": 0.0}
+        extra["reward_funcs"] = lambda completions, **_: [float(len(set(text.split()))) for text in completions]
+    else:
+        answer = {"chosen": " w7", "rejected": " w9"} if name == "DPO" else {"completion": " w7"}
+        rows = [row | answer | ({"label": i % 2 == 0} if name == "KTO" else {}) for i, row in enumerate(rows)]
+        extra["ref_model"] = copy.deepcopy(model)
+    options = arguments(getattr(trl, f"{name}Config"), **size)
+    with contextlib.redirect_stdout(io.StringIO()):
+        return (kind or getattr(trl, f"{name}Trainer"))(
+            model=model,
+            args=options,
+            train_dataset=datasets.Dataset.from_list(rows),
+            processing_class=tokenizer(),
+            **extra,
+        )
+
+
+OTHERS = ("GRPO", "RLOO", "DPO", "KTO")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_attach_lets_another_trainer_of_trl_read_ce_plus_z_as_log_probabilities(name: str) -> None:
+    trainer = other(name, small())
+    with pytest.raises(UnsupportedModelError, match=rf"TRL's SFTTrainer, but got {name}Trainer: .*`compute_loss`"):
+        attach(trainer, zloss.StandardZLoss(1e-12))
+    assert "log" not in vars(trainer)
+    attach(make("text", trainer.model), OBJECTIVE).remove()  # nothing was left on the model
+
+
+@pytest.mark.parametrize("order", ["apply first", "trainer first"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_apply_lets_another_trainer_of_trl_read_ce_plus_z_as_log_probabilities(name: str, order: str) -> None:
+    """At λ = 1e-12 GRPO's log-probabilities lost their temperature, in silence; DPO and KTO met a None."""
+    model = small()
+    before = copy.deepcopy(model.state_dict())
+    if order == "apply first":
+        apply(model, zloss.StandardZLoss(1e-12))
+    trainer = other(name, model)
+    if order == "trainer first":
+        apply(model, zloss.StandardZLoss(1e-12))
+    with pytest.raises(UnsupportedModelError, match=r"other than SFTTrainer.*compute_loss"):
+        train(trainer)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("order", ["apply first", "attach"])
+def test_a_model_that_another_trainer_of_trl_had_before_trains_in_sft_trainer(order: str) -> None:
+    """With bf16 accelerate wraps the forward that TRL put on the model."""
+    model = small()
+    other("DPO", model)
+    handle = apply(model, OBJECTIVE) if order == "apply first" else None
+    trainer = make("text", model, bf16=True)
+    handle = handle or attach(trainer, OBJECTIVE).handle
+    assert len(train(trainer)) == 3
+    assert handle.calls == 6
+
+
+class MySFTTrainer(trl.SFTTrainer):
+    pass
+
+
+class MyGRPOTrainer(trl.GRPOTrainer):
+    pass
+
+
+def test_subclasses_count_as_the_trainer_of_trl_that_they_derive_from() -> None:
+    from trl.experimental.gkd import GKDTrainer
+
+    trainer = make("text", small(), MySFTTrainer)
+    attachment = attach(trainer, OBJECTIVE)
+    assert train(trainer)[0]["zloss/z"] > 1e-3
+    attachment.remove()
+    trainer.__class__ = type("MyGKDTrainer", (GKDTrainer,), {})
+    with pytest.raises(UnsupportedModelError, match="got MyGKDTrainer, which derives from TRL's GKDTrainer:"):
+        attach(trainer, OBJECTIVE)
+    with pytest.raises(UnsupportedModelError, match="got MyGRPOTrainer, which derives from TRL's GRPOTrainer:"):
+        attach(other("GRPO", small(), MyGRPOTrainer), OBJECTIVE)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_fused_head_loses_its_temperature(temperature: float) -> None:
+    from trl.trainer.utils import add_fused_lm_head
+
+    model = small()
+    add_fused_lm_head(model, temperature, outputs=("log_probs", "entropy", "is_top1"))
+    apply(model, OBJECTIVE)
+    expected = (
+        contextlib.nullcontext()
+        if temperature == 1
+        else pytest.raises(UnsupportedModelError, match=f"at temperature {temperature}")
+    )
+    with expected:
+        assert model(**batch(), fused_lm_head=True).log_probs.min() < 0

@@ -130,6 +130,9 @@ def test_a_figure_sample_that_is_not_a_translation_is_seen(both: Overrides, benc
     )
     for name in ("translation_error", "identity_error"):
         assert good[name] < 1e-4 < 1e-3 < bad[name]  # type: ignore[operator]
+    turned = sample_errors(replace(sample, y_centered=sample.y_centered[::-1]), "centered")
+    assert turned["translation_error"] > 1e-3  # type: ignore[operator]
+    assert turned["identity_error"] == good["identity_error"]
 
 
 def test_an_untied_head_has_no_input_path(both: Overrides, bench: Workbench) -> None:

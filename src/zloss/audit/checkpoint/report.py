@@ -333,7 +333,7 @@ def router_section(
         # With labels the model computes its own loss, and the router Z-loss it applies is measured from gradients.
         batch["labels"] = ids
     findings = audit_router(checkpoint.model, [batch])
-    if config.router_coef is None:
+    if config.router_coef is None or findings.log_z is None:
         return findings, None
     return findings, router_gradient_share(
         checkpoint, measurement, routers, blocks, coef=config.router_coef, convention=config.router_convention

@@ -25,10 +25,9 @@ from zloss import __version__
 from zloss.errors import InputError, MissingDependencyError
 from zloss.jobs import Job
 from zloss.measure.tokens import FLOATS, INTEGERS, Array, Columns, TokenSample, concatenated
-from zloss.results.folder import TOKENS_FILE
+from zloss.results.folder import TOKENS_FILE, TOKENS_SCHEMA
 from zloss.results.io import unwritable, write_bytes
 
-SCHEMA = "zloss.tokens/1"
 PARTS_FOLDER = "audit-parts"
 SAVE_EVERY_SECONDS = 15.0
 """Seconds between two parts, so a killed audit loses no more work than that; $ZLOSS_SAVE_EVERY overrides it."""
@@ -204,7 +203,7 @@ def write_parquet(file: Path, parts: Iterator[Columns], facts: Mapping[str, str]
                 names = tuple(name for name in (*INTEGERS, *FLOATS) if name in group)
                 rows, wide = len(group["ce"]), pa.from_numpy_dtype(group["ce"].dtype)
                 arrays = {n: pa.array(group[n]) if n in group else pa.nulls(rows, wide) for n in (*INTEGERS, *FLOATS)}
-                table = pa.table(arrays, metadata={"schema": SCHEMA, **facts})
+                table = pa.table(arrays, metadata={"schema": TOKENS_SCHEMA, **facts})
                 if writer is None:
                     writer = parquet.ParquetWriter(handle, table.schema, use_dictionary=list(INTEGERS))
                 writer.write_table(table, row_group_size=rows)

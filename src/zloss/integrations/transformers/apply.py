@@ -36,6 +36,9 @@ from zloss.telemetry.window import TokenTotals, micro_batch
 LEAST_PEFT = "0.21"
 LEAST_TRANSFORMERS = "5.2"
 LEAST_TRL = "1.16"
+SFT_FIELDS = ("log_probs", "entropy", "is_top1")
+"""What SFTTrainer makes TRL's fused head return. Every other trainer of TRL makes it return something else."""
+WITHOUT_Z = "train it without zloss, or add λ(log Z)² of the model's logits in a `compute_loss` of your own."
 LABELS = ("labels", "shift_labels")
 MODEL_Z_KEYS = ("z_loss_coefficient", "z_loss_coef")
 """Config keys under which a model adds its own Z-loss (Bamba)."""
@@ -181,6 +184,8 @@ class ZLossHandle(HookHandle):
             return None
         kwargs = dict(kwargs)
         per_token = bool(kwargs.pop("fused_lm_head", False))
+        if per_token:
+            _refuse_other_trl_trainers(model)
         self._open.append(TrainingCall(model, self.options, per_token=per_token))
         return args, kwargs
 
@@ -250,6 +255,28 @@ def _without_logits(output: Any, model_name: str) -> Any:
     if isinstance(output, tuple) and not hasattr(output, "keys"):
         return tuple(none if isinstance(value, LazyLogits) else value for value in output)
     return type(output)(**{name: none if isinstance(value, LazyLogits) else value for name, value in output.items()})
+
+
+def _refuse_other_trl_trainers(model: Any) -> None:
+    """Raise for TRL's fused head unless SFTTrainer put it there: the others compute their loss from log-probabilities.
+
+    The calls of all trainers look alike, so what counts is what they passed to TRL's `add_fused_lm_head`: variables of the
+    forward that it put on the model, which accelerate may have wrapped.
+    """
+    forward: Any = model.forward
+    passed: dict[str, Any] = {}
+    while forward is not None and "outputs" not in passed:
+        names = getattr(getattr(forward, "__code__", None), "co_freevars", ())
+        cells = getattr(forward, "__closure__", None) or ()
+        passed = {name: cell.cell_contents for name, cell in zip(names, cells, strict=False)}
+        forward = getattr(forward, "__wrapped__", None)
+    fields, temperature = passed.get("outputs", ()), passed.get("temperature")
+    if (fields, temperature) != (SFT_FIELDS, 1.0):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is trained by a trainer of TRL other than SFTTrainer (such as GRPO, RLOO, DPO or KTO): "
+            f"it asks for {', '.join(fields) or 'unknown fields'} at temperature {temperature}, which Z cannot be part of; "
+            f"{WITHOUT_Z}"
+        )
 
 
 def _trl_output(call: TrainingCall, output: Any, given: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 from zloss.errors import InputError, MissingDependencyError, UnsupportedModelError, require_version
 from zloss.head.options import Backend
 from zloss.integrations.moe import HookHandle, RouterZLoss
-from zloss.integrations.transformers.apply import LEAST_TRANSFORMERS, LEAST_TRL, ZLossHandle, apply
+from zloss.integrations.transformers.apply import LEAST_TRANSFORMERS, LEAST_TRL, WITHOUT_Z, ZLossHandle, apply
 from zloss.objectives import Objective, off_is_zero
 from zloss.optimizer.endpoints import max_safe_scale
 from zloss.telemetry.alerts import Alert, AlertMonitor, OnAlert, alert_action, exceeded_levels, logger
@@ -61,7 +61,8 @@ def attach(
 ) -> TrainerAttachment:
     """From now on the trainer minimizes CE + Z and logs `zloss/…` scalars over the steps since its last log.
 
-    `trainer`: a Trainer of transformers or an SFTTrainer of TRL (≥ 1.16), before `train()`. Every tracker in its
+    `trainer`: a Trainer of transformers or an SFTTrainer of TRL (≥ 1.16), or a subclass of yours, before `train()`; other
+    trainers of TRL (GRPO, RLOO, DPO, KTO, ...) are rejected. Every tracker in its
     `report_to` gets the scalars with its other numbers. CE and Z are logged separately as zloss/ce and zloss/z, in nats per
     predicted token; `zloss.statistics` lists the other names. With several processes, they cover the
     tokens of all processes, combined in one collective per log. `scalars="main"` logs ten of them, a list of names only
@@ -170,8 +171,15 @@ def _refuse_bypasses(trainer: Any) -> None:
             "use `apply(model, objective)`."
         )
     args = trainer.args
-    if any(kind.__module__.partition(".")[0] == "trl" for kind in type(trainer).__mro__):
+    of_trl = next((kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.partition(".")[0] == "trl"), None)
+    if of_trl is not None:
         require_version("trl", LEAST_TRL, f"`attach` to a {type(trainer).__name__} of TRL", "trl")
+    if of_trl not in (None, "SFTTrainer"):
+        derived = "" if type(trainer).__name__ == of_trl else f", which derives from TRL's {of_trl}"
+        raise UnsupportedModelError(
+            f"`trainer` is expected to be a Trainer of transformers or TRL's SFTTrainer, but got {type(trainer).__name__}"
+            f"{derived}: its loss is not the cross-entropy that Z is added to; {WITHOUT_Z}"
+        )
     chosen_trackers = getattr(args, "report_to", None) or ()
     for name in chosen_trackers if isinstance(chosen_trackers, (list, tuple)) else (chosen_trackers,):
         if name in LEAST:

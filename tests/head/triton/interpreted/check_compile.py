@@ -12,6 +12,7 @@ from torch import Tensor
 import zloss
 from zloss.head import triton as ops
 from zloss.head.chunked import with_gradient
+from zloss.head.logits_gradient import chunked_source, row_loss
 from zloss.head.products import add_product_
 
 TOKENS, VOCAB, WIDTH = 6, 60, 8
@@ -49,12 +50,17 @@ def test_opcheck(dtype: torch.dtype) -> None:
     check = torch.library.opcheck
     check(ops.row_statistics, (logits, index, *shape))
     check(ops.row_source, (logits, rows[0], index, *rows[1:], *shape, True, dtype))
-    check(ops.row_loss, (logits.requires_grad_(), rows[0], rows[0], index, *rows[1:], *shape))
+    chunks = (4, None)
+    check(chunked_source, (logits, rows[0], index, *rows[1:], *shape, *chunks))
+    for value, triton in ((rows[0], True), (rows[0], False), (torch.rand(()), False)):
+        leaf = logits.clone().requires_grad_()
+        check(row_loss, (leaf, value, rows[0], index, *rows[1:], *shape, *chunks, triton))
+    check(row_loss, (leaf, rows[0], rows[0], index, *rows[1:3], None, *shape, *chunks, False))
     check(ops.row_projection, (logits.detach(), rows[0], weight.detach(), 1.3, None, 4, "auto", None))
 
 
 def test_opcheck_of_products() -> None:
-    logits, hidden, weight, _ = tensors()
+    logits, _, weight, _ = tensors()
     row = torch.rand(TOKENS)
     check = torch.library.opcheck
     narrow = weight.detach().bfloat16()
@@ -65,7 +71,7 @@ def test_opcheck_of_products() -> None:
     check(ops.narrow_exp_, (logits.detach().clone(), out, row, 1.0, 1.0, 5.0))
     check(add_product_, (torch.rand(3, 5), torch.rand(3, 4).bfloat16(), torch.rand(4, 5).bfloat16(), 1.0, 0.5))
     check(with_gradient, (torch.rand(()), weight, torch.rand_like(weight)))
-    check(with_gradient, (torch.rand(TOKENS, requires_grad=True), hidden, torch.rand_like(hidden)))
+    check(with_gradient, (torch.rand((), requires_grad=True), weight.bfloat16(), torch.rand_like(weight)))
 
 
 def compare(step: Callable[..., Tensor], *leaves: Tensor, backend: str = "aot_eager", rtol: float = 1e-5) -> None:

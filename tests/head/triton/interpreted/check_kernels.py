@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -86,8 +87,8 @@ def source(rows: Rows, *, slope: bool) -> Tensor:
     return out
 
 
-def errors(rows: Rows) -> dict[str, float]:
-    """Relative error of everything the ops return."""
+def errors(rows: Rows) -> Iterator[float]:
+    """Relative error of everything the ops return, op by op."""
     shape = rows.vocab, rows.scale, rows.softcap
     numbers = ops.row_statistics(rows.logits, rows.index, *shape).double()
     row_max, total, square, logit_sum, target, drop = numbers.unbind()
@@ -99,17 +100,16 @@ def errors(rows: Rows) -> dict[str, float]:
         "z_y": target,
         "H": total.log() + drop / total,
     }
-    found = {name: relative_error(got[name], truth) for name, truth in statistics(rows).items()}
+    yield from (relative_error(got[name], truth) for name, truth in statistics(rows).items())
     for slope in (False, True):
         out = ops.row_source(rows.logits, row_max.float(), rows.index, *rows.coefficients, *shape, slope, torch.float32)
-        found[f"source {slope=}"] = relative_error(out, source(rows, slope=slope))
+        yield relative_error(out, source(rows, slope=slope))
     if not rows.counted.all():
         counted = rows.logits[rows.counted][:, : rows.vocab], row_max[rows.counted].float()
-        found |= exp_errors(*counted, rows)
-    return found
+        yield from exp_errors(*counted, rows)
 
 
-def exp_errors(logits: Tensor, row_max: Tensor, rows: Rows) -> dict[str, float]:
+def exp_errors(logits: Tensor, row_max: Tensor, rows: Rows) -> tuple[float, float]:
     """E in 16 bits is the fp64 result to a rounding, and the maximum is found."""
     z = rows.scale * logits.double()
     slope = torch.ones_like(z)
@@ -120,10 +120,8 @@ def exp_errors(logits: Tensor, row_max: Tensor, rows: Rows) -> dict[str, float]:
     out = torch.full(logits.shape, torch.nan, dtype=torch.float16)
     index = ops.narrow_exp_(logits, out, row_max, 4.0, rows.scale, rows.softcap)
     # All errors are held to 1e-6; an fp16 E may be off by 2⁻¹¹.
-    return {
-        "E in 16 bits": relative_error(out, truth) * 1e-6 / 2**-11,
-        "column of the maximum": float((z.gather(1, index[:, None])[:, 0] - z.amax(1)).abs().max()),
-    }
+    rounded = relative_error(out, truth) * 1e-6 / 2**-11
+    return rounded, float((z.gather(1, index[:, None])[:, 0] - z.amax(1)).abs().max())
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +132,7 @@ def narrow_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def worst(**options: object) -> float:
-    return max(errors(make_rows(**options)).values())  # type: ignore[arg-type]
+    return max(errors(make_rows(**options)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 63, 64, 65, 100, 128, 193])
@@ -252,5 +250,5 @@ def test_each_mutation_is_caught(name: str, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(ops, "row_statistics_kernel", module.row_statistics_kernel)
     monkeypatch.setattr(ops, "row_source_kernel", module.row_source_kernel)
     monkeypatch.setattr(ops, "row_exp_kernel", module.row_exp_kernel)
-    with pytest.raises(AssertionError):
-        assert worst(vocab=100, scale=1.25, softcap=5.0) <= 10 * FP32
+    with pytest.raises(AssertionError):  # the first wrong quantity is enough
+        assert all(error <= 10 * FP32 for error in errors(make_rows(100, scale=1.25, softcap=5.0)))

@@ -70,6 +70,43 @@ def test_16_bit_gradients_are_within_one_ulp(dtype: torch.dtype, objective: zlos
     assert ((grad.double() - true_grad).abs() <= ulp(true_grad, dtype)).all()
 
 
+@pytest.mark.parametrize("of", ["logits", "hidden states", "a gradient buffer"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_an_fp16_gradient_is_rounded_after_the_loss_scale(of: str, reduction: str) -> None:
+    """Z alone, over so many tokens that every entry at the logits is 0 in fp16 without the scale."""
+    scale, tokens = 65536.0, 2e6
+    g = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(40, 16, generator=g).half(), torch.randn(513, 16, generator=g).half()
+    target = torch.randint(513, (40,), generator=g)
+    options = {"normalizer": tokens} if reduction == "mean" else {"token_weight": torch.full((40,), 1 / tokens)}
+
+    def gradients(coef: float, low: bool) -> list[Tensor]:
+        objective, backend = zloss.StandardZLoss(coef), "triton" if low else "dense"
+        own = dict(options, reduction=reduction, backend=backend)
+        leaves = [(x if low else x.double()).clone().requires_grad_() for x in (hidden, weight)]
+        if of == "logits":
+            leaves = [(hidden.float() @ weight.float().T).half().to(leaves[0].dtype).requires_grad_()]
+            out = zloss.logits_loss(*leaves, target, objective, **own)
+        elif of == "a gradient buffer" and low:
+            buffer = torch.zeros(weight.shape)
+            if (
+                reduction == "mean"
+            ):  # dW is in the buffer before the upstream gradient: the scale goes into the normalizer
+                own["normalizer"] = tokens / scale
+            out = zloss.head_loss(*leaves, target, objective, weight_grad_buffer=buffer, **own)
+            (out.loss.sum() * (1 if reduction == "mean" else scale)).backward()
+            return [leaves[0].grad.double(), buffer.double()]
+        else:
+            out = zloss.head_loss(*leaves, target, objective, **own)
+        (out.loss.sum() * scale).backward()
+        return [leaf.grad.double() for leaf in leaves]
+
+    for on, off, true_on, true_off in zip(
+        *(gradients(coef, low) for low in (True, False) for coef in (30.0, 0.0)), strict=True
+    ):
+        assert relative_error(on - off, true_on - true_off) < 2**-10
+
+
 @pytest.mark.parametrize("dtype", LOW)
 def test_the_ulp_is_a_bar_that_can_fail(dtype: torch.dtype) -> None:
     """Logits rounded once more on the way, as a kernel without the upcast would, are outside the bar."""
