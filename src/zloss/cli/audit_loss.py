@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
 from zloss.cli.options import number_or_word
 from zloss.results.options import DtypeName, TextFiles, check_seed, refuse
 from zloss.results.provenance import without_folders
-
-if TYPE_CHECKING:
-    from zloss.audit.loss.model_tokens import ModelTokens
-    from zloss.console import Progress
-
-
-MOST_ROWS = 2**22
-"""Rows of a vocabulary that the audit has memory for."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +40,14 @@ class AuditLoss:
     """The target value of ignored tokens."""
     valid_vocab: int | None = None
     """Number of real rows, if the vocabulary is padded and the loss handles it."""
-    thorough: bool = False
-    """Also try many tokens and a large vocabulary together, and every size no matter how long it takes."""
+    vocab: int | None = None
+    """The vocabulary size, if the loss takes one only."""
+    tokens: int | None = None
+    """The number of tokens, if the loss takes multiples of something only."""
+    softcap: float | None = None
+    """The cap, if the loss caps its logits: cap·tanh(z/cap)."""
+    logit_scale: float = 1.0
+    """The factor, if the loss scales its logits before the softmax."""
     strict: bool = False
     """Also exit with code 1 on warnings and notes."""
     model: str = ""
@@ -75,23 +73,6 @@ class AuditLoss:
     """Also print the checks that passed or did not apply, and code that reproduces each finding."""
     quiet: bool = False
     """Print only errors."""
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        refuse(
-            (
-                not -(2**63) <= self.ignore_index < 2**63,
-                f"`ignore_index` is expected to fit in 64 bits, as targets do, but got {self.ignore_index}.",
-            ),
-            (
-                self.valid_vocab is not None and self.valid_vocab > MOST_ROWS,
-                f"`valid_vocab` is expected to be at most {MOST_ROWS}, but got {self.valid_vocab}.",
-            ),
-            (
-                self.time_limit != 0 and not 0.01 <= self.time_limit <= 1e6,
-                f"`time_limit` is expected to be 0 (none) or between 0.01 and 1e6 seconds, but got {self.time_limit:g}.",
-            ),
-        )
 
     def run(self, argv: Sequence[str]) -> int:
         from zloss.audit.loss.calls import LossCallError, load_function
@@ -125,7 +106,10 @@ class AuditLoss:
                 jax=self.jax,
                 ignore_index=self.ignore_index,
                 valid_vocab=self.valid_vocab,
-                thorough=self.thorough,
+                vocab=self.vocab,
+                tokens=self.tokens,
+                softcap=self.softcap,
+                logit_scale=self.logit_scale,
                 time_limit=self.time_limit,
                 seed=self.seed,
                 name=_without_folders(self.function),
@@ -189,8 +173,11 @@ FLAGS = {
     "`linear`": "--linear",
     "`off=`": "--off",
     "`per_token=`": "--per-token",
-    "`thorough=True`": "--thorough",
     "`valid_vocab=`": "--valid-vocab",
+    "`vocab=`": "--vocab",
+    "`tokens=`": "--tokens",
+    "`softcap=`": "--softcap",
+    "`logit_scale=`": "--logit-scale",
 }
 """Argument in a sentence of the library → flag of this command; written files keep the arguments.
 

@@ -16,12 +16,13 @@ from torch import Tensor
 from zloss import __version__
 from zloss.audit.loss.calls import Loss, dtype_name, loss_name, router_arguments
 from zloss.audit.loss.checks import answer_all
-from zloss.audit.loss.evidence import identify
+from zloss.audit.loss.evidence import Evidence, identify
+from zloss.audit.loss.model_tokens import ModelTokens, source_on_model
 from zloss.audit.loss.probes import TOKENS, VOCAB, Space, Warp, head_columns
 from zloss.audit.loss.source import measure_source
 from zloss.console import Progress, Silent
 from zloss.errors import InputError, UnknownNameError, require_version
-from zloss.results.loss_audit import LossAudit
+from zloss.results.loss_audit import Identified, LossAudit
 from zloss.tensors import is_number
 
 LOG_V = ("log_v", "log V", "logV")
@@ -47,6 +48,7 @@ def audit_loss(
     logit_scale: float = 1.0,
     seed: int = 0,
     name: str | None = None,
+    model_tokens: ModelTokens | None = None,
     time_limit: float | None = 300.0,
     progress: Progress | None = None,
 ) -> LossAudit:
@@ -59,7 +61,8 @@ def audit_loss(
     What the loss insists on is stated: `vocab` and `tokens` if it takes one size only, `valid_vocab` if it leaves padding rows
     out, `softcap` and `logit_scale` if it changes the logits it is given.
     With `jax` the functions are of JAX arrays, and their gradients come from `jax.vjp`.
-    `logits` and `target` are where Δ_src is measured; `name` is what the report calls the loss; `time_limit` is how many seconds
+    `logits` and `target` are where Δ_src is measured; `model_tokens` (`open_model_tokens`) are tokens of a model, on whose own
+    logits it is measured too; `name` is what the report calls the loss; `time_limit` is how many seconds
     one call may take (None or 0: no limit).
 
     >>> import torch.nn.functional as F
@@ -98,7 +101,8 @@ def audit_loss(
         e.per_token = None if per_token is None else loss.like(per_token, loss_name(per_token))
         findings = answer_all(e)
         source = measure_source(e, logits, target)
-    identified = e.identified
+    on_model = None if model_tokens is None else source_on_model(e, model_tokens, progress or Silent())
+    identified = _at_vocabulary(e, e.space.lanes if logits is None or e.space.padded else logits.shape[-1])
     if e.changing:
         identified = replace(
             identified, has_z=None, coef=None, target=None, coordinate=None, ce_denominator="unknown", z_denominator=None,
@@ -120,7 +124,15 @@ def audit_loss(
         "python": platform.python_version(),
         "seconds": round(time.perf_counter() - started, 3),
     }
-    return LossAudit(identified, findings, source, provenance)
+    return LossAudit(identified, findings, source, provenance, target_model=on_model)
+
+
+def _at_vocabulary(e: Evidence, lanes: int) -> Identified:
+    """A c that follows log V is stated for the vocabulary of the audited logits, not for that of the probes."""
+    got = e.identified
+    if got.target_rule != "log_v" or got.target is None or got.vocab is None or lanes == got.vocab:
+        return got
+    return replace(got, target=got.target + math.log(lanes / got.vocab), vocab=lanes)
 
 
 def _check_numbers(whole: dict[str, Any], softcap: Any, logit_scale: Any, time_limit: Any) -> None:
@@ -148,7 +160,7 @@ def _check_expected(expect: Mapping[str, Any] | None) -> dict[str, Any]:
         number = key in ("coef", "target", "label_smoothing")
         if number and value is not None and not (is_number(value) and math.isfinite(value)):
             or_word = f", {LOG_V[0]!r} (c = log V)" if key == "target" else ""
-            raise InputError(f"`expect[{key!r}]` is expected to be a finite number{or_word} or None, but got {value!r}.")
+            raise InputError(
+                f"`expect[{key!r}]` is expected to be a finite number{or_word} or None, but got {value!r}."
+            )
     return wanted
-
-

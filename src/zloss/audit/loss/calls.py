@@ -329,7 +329,9 @@ def read(returned: Any, wide: int) -> tuple[Tensor, dict[str, Tensor]]:
     entries = {name: x for name, x in _entries(returned) if isinstance(x, Tensor) and (x.dim() < 2 or x.numel() < wide)}
     trained = [name for name in entries if entries[name].requires_grad]
     named = next((name for name in LOSS_NAMES if name in trained), None)
-    name = named or next(iter(trained), next((name for name in LOSS_NAMES if name in entries), next(iter(entries), None)))
+    name = named or next(
+        iter(trained), next((name for name in LOSS_NAMES if name in entries), next(iter(entries), None))
+    )
     if name is None:
         raise LossCallError(
             f"a loss is expected to return a scalar tensor, a tuple whose first item is the loss, or an object with `.loss`, but it "

@@ -265,7 +265,9 @@ def forward_backward_mismatch(e: Evidence) -> Found:
     if outcome.hidden_TT is not None and e.fitted is not None and e.plain:
         off = relative(outcome.hidden_TT, outcome.grad_TV @ probe.logits_TV.T)
         if off > 1e-2:
-            words = f"The gradients at hidden and at weight belong to different sources (relative difference {off:.2g})."
+            words = (
+                f"The gradients at hidden and at weight belong to different sources (relative difference {off:.2g})."
+            )
             return found(e, words, off, quantity="‖dh − δW‖/‖δW‖")
     if e.identified.computes_in not in ("float64", "float32") or (e.fitted is not None and e.fitted.beta):
         return None
@@ -275,10 +277,17 @@ def forward_backward_mismatch(e: Evidence) -> Found:
     ties_T1 = (probe.inside_TV == probe.inside_TV.amax(-1, True)).sum(-1, keepdim=True) > 1
     random = torch.randn(probe.logits_TV.shape, generator=seeded(e.seed + 2), dtype=torch.float64)
     shift = probe.widened(torch.ones_like(probe.inside_TV))
-    for words, way in (("its own gradient", outcome.grad_TV), ("a random direction", random), ("a common shift", shift)):
+    for words, way in (
+        ("its own gradient", outcome.grad_TV),
+        ("a random direction", random),
+        ("a common shift", shift),
+    ):
         way = way if way is shift else torch.where(ties_T1, 0.0, way)  # a maximum has no derivative where it is tied
         quadratic = way is shift and e.plain and e.identified.target is not None
-        if not way.any() or (seen := _slope(e, probe, way, (4.0, 0.05, 0.003) if quadratic else (0.05, 0.003, 2e-4))) is None:
+        if (
+            not way.any()
+            or (seen := _slope(e, probe, way, (4.0, 0.05, 0.003) if quadratic else (0.05, 0.003, 2e-4))) is None
+        ):
             continue
         value, gradient, off = seen
         if off > 3e-3:
@@ -351,7 +360,11 @@ def filtered_source(e: Evidence) -> Found:
             )
             return found(e, words, share, quantity="share of the entries", on=probe)
     if (call := filtered(e)) is not None:
-        what = f"{int(call.dead_T.sum())} confident tokens get no gradient" if call.dead_T.any() else "small entries are dropped"
+        what = (
+            f"{int(call.dead_T.sum())} confident tokens get no gradient"
+            if call.dead_T.any()
+            else "small entries are dropped"
+        )
         return _on_head(e, call, f"With {dtype_name(call.dtype)} inputs {what}")
     return None
 
@@ -359,8 +372,12 @@ def filtered_source(e: Evidence) -> Found:
 def _on_head(e: Evidence, call: HeadCall, lead: str) -> Finding:
     """A finding about the row sums of a 16-bit head."""
     wanted = float(call.wanted_T.square().mean().sqrt())
-    words = f"{lead}: the row sums of the source are off by {call.rms:.2g} (RMS, relative to CE), where Z has {wanted:.2g}."
-    return found(e, words, call.rms, 0.0, quantity="RMS of Σδ − Σδ of fp64", on=call.probe, dtype=call.dtype, noise=call.limit)
+    words = (
+        f"{lead}: the row sums of the source are off by {call.rms:.2g} (RMS, relative to CE), where Z has {wanted:.2g}."
+    )
+    return found(
+        e, words, call.rms, 0.0, quantity="RMS of Σδ − Σδ of fp64", on=call.probe, dtype=call.dtype, noise=call.limit
+    )
 
 
 @check(
@@ -420,7 +437,14 @@ def chunk_accumulation(e: Evidence) -> Found:
     )
     quantity = "‖dW − fp64‖/‖fp64‖"
     return found(
-        e, words, many.weight_error, many.rounded_once, quantity=quantity, on=many.probe, dtype=many.dtype, noise=few.weight_error
+        e,
+        words,
+        many.weight_error,
+        many.rounded_once,
+        quantity=quantity,
+        on=many.probe,
+        dtype=many.dtype,
+        noise=few.weight_error,
     )
 
 
@@ -461,7 +485,9 @@ def low_precision_source(e: Evidence) -> Found:
     if e.identified.computes_in == "bfloat16":
         share = e.identified.uncertainty.unexplained or 0.0
         words = f"What no penalty explains, {share:.1%} of the gradient beyond CE, behaves like 16-bit rounding."
-        return found(e, words, share, quantity="share of the gradient that is noise", on=draw("continuous", e.space, e.seed))
+        return found(
+            e, words, share, quantity="share of the gradient that is noise", on=draw("continuous", e.space, e.seed)
+        )
     if not e.plain or e.fitted is None:
         return None
     probe = draw("continuous", e.space, e.seed)
@@ -578,7 +604,9 @@ ENTRIES = 2**20
     "make the loss independent of the number of tokens and of the vocabulary beyond their means",
     "part of a real batch or vocabulary is trained differently, or not at all",
     has=lambda z, y: _plain(z[: len(z) // 48 * 48], y[: len(z) // 48 * 48]),
-    misses=lambda z, y: sum(_plain(a, b) * _count(b) for a, b in zip(z.split(48), y.split(48), strict=True)) / _count(y),  # type: ignore[arg-type, return-value]
+    misses=lambda z, y: (
+        sum(_plain(a, b) * _count(b) for a, b in zip(z.split(48), y.split(48), strict=True)) / _count(y)
+    ),  # type: ignore[arg-type, return-value]
 )
 def size_dependent(e: Evidence) -> Found:
     """Is it another objective for many tokens, several sequences or a large vocabulary?"""
@@ -587,9 +615,16 @@ def size_dependent(e: Evidence) -> Found:
         return None
     probe, outcome = e.mixed
     if (tail := _silent_tail(probe, outcome.grad_TV)) is not None:
-        return found(e, f"Of {len(probe.target_T)} tokens the last {tail} get no gradient.", tail, quantity="tokens without a gradient")
+        return found(
+            e,
+            f"Of {len(probe.target_T)} tokens the last {tail} get no gradient.",
+            tail,
+            quantity="tokens without a gradient",
+        )
     step = max(e.loss.sequences, 1)
-    sizes: list[tuple[int, int, int]] = [(tokens, e.space.lanes, e.loss.sequences) for tokens in PRIMES if tokens >= step]
+    sizes: list[tuple[int, int, int]] = [
+        (tokens, e.space.lanes, e.loss.sequences) for tokens in PRIMES if tokens >= step
+    ]
     sizes.append((48, e.space.lanes, 3))
     if not e.space.padded:
         sizes += [(6, vocab, e.loss.sequences) for vocab in VOCABS]
@@ -609,7 +644,11 @@ def size_dependent(e: Evidence) -> Found:
         if not words and not leaks and outcome.beyond > 1e-7 * float(outcome.grad_TV.norm()):
             words = "rows without a target receive a gradient"
         if words:
-            where = f"[{sequences}, {tokens // sequences}, {vocab:,}]" if sequences > 1 else f"T = {tokens:,}, V = {vocab:,}"
+            where = (
+                f"[{sequences}, {tokens // sequences}, {vocab:,}]"
+                if sequences > 1
+                else f"T = {tokens:,}, V = {vocab:,}"
+            )
             # A loss that also takes [T, V] was not written for several sequences.
             level: Severity | None = "note" if sequences > 1 and not e.loss.sequences else None
             left = seen.left if seen.left > TOLERANCE else seen.ce
@@ -618,8 +657,8 @@ def size_dependent(e: Evidence) -> Found:
 
 
 def _at_size(e: Evidence, seen: Any, vocab: int) -> str:
-    """How a batch of another size differs. Where c changes with the vocabulary, only CE is compared there."""
-    if vocab != e.space.lanes and e.moves:
+    """How a batch of another size differs. Where c is not known at a vocabulary, only CE is compared."""
+    if e.at(vocab) is None:
         seen = replace(seen, z=1.0 / e.count("Z", seen.valid, seen.tokens), left=0.0)
     return e.differs(seen, 2e-2)
 
@@ -659,7 +698,9 @@ def overflow(e: Evidence) -> Found:
                 return found(e, words, size, float(wanted.norm()), quantity=quantity, on=probe)
     probe = draw("saturated", e.space, e.seed)
     if e.space.warp.cap is None and not e.loss(probe).finite:
-        return found(e, "Large logits, down to −200, make loss or gradient non-finite.", None, None, quantity=quantity, on=probe)
+        return found(
+            e, "Large logits, down to −200, make loss or gradient non-finite.", None, None, quantity=quantity, on=probe
+        )
     return None
 
 
@@ -676,7 +717,9 @@ def upstream_ignored(e: Evidence) -> Found:
     probe, plain = e.mixed
     off = max(relative(e.loss(probe, upstream=k).grad_TV, k * plain.grad_TV) for k in (3.0, -0.5))
     if not off <= 2e-2:
-        return found(e, f"k · loss does not give k · gradient (relative error {off:.3g}).", off, quantity="relative error")
+        return found(
+            e, f"k · loss does not give k · gradient (relative error {off:.3g}).", off, quantity="relative error"
+        )
     if e.per_token is not None:
         u_T = 0.25 + torch.rand(len(probe.target_T), generator=seeded(e.seed), dtype=torch.float64)
         ones, given = (e.per_token(probe, upstream=u).grad_TV for u in (torch.ones_like(u_T), u_T))
@@ -764,7 +807,11 @@ def differs_from_expected(e: Evidence) -> Found:
         slack = max(1e-3, got.uncertainty.target or 0.0)
         targets = [got.target, got.extra.get("or_target", got.target)]
         if all(abs(one - wanted) > slack for one in targets):
-            hint = " (it follows log V: where log V is meant, pass `expect={'target': 'log_v'}`)" if got.target_rule == "log_v" else ""
+            hint = (
+                " (it follows log V: where log V is meant, pass `expect={'target': 'log_v'}`)"
+                if got.target_rule == "log_v"
+                else ""
+            )
             differences.append(f"c is {got.target:.5g}, not {wanted:.5g}{hint if told is not None else ''}")
         elif told is None and got.target_rule == "constant":
             differences.append(f"c = {got.target:.5g} does not follow log V")
@@ -777,7 +824,9 @@ def differs_from_expected(e: Evidence) -> Found:
             differences.append(f"label smoothing is {seen[0]:.4g}, not {believed:.4g}")
     if not differences:
         return None
-    return found(e, f"Not as expected: {'; '.join(differences)}.", ratio, 1.0, quantity="λ relative to the expected one")
+    return found(
+        e, f"Not as expected: {'; '.join(differences)}.", ratio, 1.0, quantity="λ relative to the expected one"
+    )
 
 
 def _scale(e: Evidence) -> float:
@@ -840,7 +889,9 @@ def not_off(e: Evidence) -> Found:
     if not off.has_z or (off.coef is not None and abs(off.coef) <= least):
         return None
     coef = off.coef if off.coef is not None else math.nan
-    words = f"With Z switched off the gradient still holds λ = {coef:.3g}." if off.coef else "`off=` still has a penalty."
+    words = (
+        f"With Z switched off the gradient still holds λ = {coef:.3g}." if off.coef else "`off=` still has a penalty."
+    )
     return found(e, words, coef, 0.0, quantity="λ of `off=`")
 
 
@@ -927,29 +978,16 @@ def reported_z_no_gradient(e: Evidence) -> Found:
 )
 def constant_in_value(e: Evidence) -> Found:
     """Does the value hold a constant next to CE and Z?"""
-    if not e.plain or not e.has_ce or e.loss.shift or e.identified.curve or (e.fitted is not None and e.fitted.beta):
+    values = [(outcome.value, e.value(probe)) for kind, (probe, outcome) in e.base.items() if kind != "wide"]
+    offsets = [value - stated for value, stated in values if stated is not None]
+    if not offsets:
         return None
-    offsets = [outcome.value - _value(e, probe) for kind, (probe, outcome) in e.base.items() if kind != "wide"]
     worst = max(map(abs, offsets))
     scale = max(abs(outcome.value) for kind, (_, outcome) in e.base.items() if kind != "wide")
     if worst < 1e-4 * scale or max(offsets) - min(offsets) > 1e-2 * worst:
         return None
     words = f"The value is CE and Z and a constant of {offsets[0]:.5g}, which trains nothing."
     return found(e, words, offsets[0], quantity="value − (CE + Z)")
-
-
-def _value(e: Evidence, probe: Probe) -> float:
-    """The scalar of the identified objective on a batch of the identification."""
-    fitted = e.fitted
-    assert fitted is not None
-    z_TV, y_T = probe.seen_TV, probe.target_T
-    picked = z_TV.gather(1, y_T.clamp(min=0).unsqueeze(1)).squeeze(1)
-    epsilon = fitted.epsilon(probe.lanes)
-    rows = fitted.ce * (z_TV.logsumexp(-1) - (1 - epsilon) * picked - epsilon * z_TV.mean(-1))
-    for penalty, slope, level in zip(fitted.form.penalties, fitted.slopes, fitted.levels, strict=True):
-        if slope:
-            rows = rows + slope / 2 * (penalty.value(z_TV) - level / slope).square()
-    return float(rows[probe.valid_T].sum())
 
 
 @check(
@@ -1007,7 +1045,9 @@ def unexplained_source(e: Evidence) -> Found:
     if e.changing:
         return None
     if got.reason:
-        return found(e, got.reason, got.uncertainty.unexplained, None, quantity="share of the source without an explanation")
+        return found(
+            e, got.reason, got.uncertainty.unexplained, None, quantity="share of the source without an explanation"
+        )
     assert e.fitted is not None
     if "centered_coef" in got.extra:
         words = f"There are two penalties: λ = {got.coef:.5g} on log Z and λ = {got.extra['centered_coef']:.5g} on log Z − μ."
@@ -1046,7 +1086,9 @@ def not_repeatable(e: Evidence) -> Found:
         e.changing = unrepeatable(e.loss, [e.mixed], seeds[:2]) or unrepeatable(e.loss, [loud], seeds)
     if not e.changing:
         return None
-    return found(e, e.changing, None, 0.0, quantity="relative change between two calls with the same inputs", noise=1e-5)
+    return found(
+        e, e.changing, None, 0.0, quantity="relative change between two calls with the same inputs", noise=1e-5
+    )
 
 
 EXPLAINS = {
@@ -1073,7 +1115,7 @@ def answer_all(e: Evidence) -> tuple[Finding, ...]:
         for id in doubted:
             if CHECKS[id].answer(second).verdict != "finding":
                 seen = answers[id].sentence
-                answers[id] = Finding(id, "not_applicable", f"One draw of the probes shows it and a second does not: {seen}")
+                answers[id] = Finding(
+                    id, "not_applicable", f"One draw of the probes shows it and a second does not: {seen}"
+                )
     return tuple(answers.values())
-
-

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from zloss.audit.loss.calls import Loss, LossCallError, Outcome, dtype_name, find_call
+from zloss.audit.loss.calls import Loss, LossCallError, Outcome, find_call
 from zloss.audit.loss.fit import (
     CENTERED,
     RAW,
@@ -110,12 +110,46 @@ class Evidence:
         """The rows that the loss is given for so many tokens: one more per sequence if it shifts its targets."""
         return tokens + self.loss.shift * max(self.loss.sequences, 1)
 
+    def at(self, vocab: int) -> Fitted | None:
+        """The fit at another vocabulary, which c may follow; None if it is not known there."""
+        fitted = self.fitted
+        if fitted is None or vocab == self.space.lanes or not fitted.slopes or not self.moves:
+            return fitted
+        if self.identified.target_rule != "log_v" or len(fitted.slopes) > 1:
+            return None
+        moved = fitted.levels[0] + fitted.slopes[0] * math.log(vocab / self.space.lanes)
+        return replace(fitted, levels=(moved,))
+
     def wanted(self, probe: Probe) -> tuple[torch.Tensor, torch.Tensor]:
         """(whole gradient, its Z part) of the identified objective on a batch, in fp64."""
-        assert self.fitted is not None
+        fitted = self.at(probe.lanes)
+        assert fitted is not None
         valid, tokens = int(probe.valid_T.sum()), len(probe.target_T)
-        z_TV = self.fitted.source(probe, 0.0, 1 / self.count("Z", valid, tokens))
-        return self.fitted.source(probe, self.fitted.ce / self.count("CE", valid, tokens), 0.0) + z_TV, z_TV
+        z_TV = fitted.source(probe, 0.0, 1 / self.count("Z", valid, tokens))
+        return fitted.source(probe, fitted.ce / self.count("CE", valid, tokens), 0.0) + z_TV, z_TV
+
+    def value(self, probe: Probe) -> float | None:
+        """The scalar of the identified objective on a batch, up to a constant; None where it is not known."""
+        fitted = self.at(probe.lanes)
+        if (
+            fitted is None
+            or not fitted.uniform
+            or fitted.beta
+            or not self.has_ce
+            or self.identified.curve
+            or self.loss.shift
+        ):
+            return None
+        z_TV, valid, tokens = probe.seen_TV, int(probe.valid_T.sum()), len(probe.target_T)
+        picked_T = z_TV.gather(1, probe.target_T.clamp(min=0).unsqueeze(1)).squeeze(1)
+        epsilon = fitted.epsilon(probe.lanes)
+        ce_T = z_TV.logsumexp(-1) - (1 - epsilon) * picked_T - epsilon * z_TV.mean(-1)
+        rows_T = fitted.ce / self.count("CE", valid, tokens) * ce_T
+        for penalty, slope, level in zip(fitted.form.penalties, fitted.slopes, fitted.levels, strict=True):
+            if slope:
+                z_T = slope / 2 * (penalty.value(z_TV) - level / slope).square()
+                rows_T = rows_T + z_T / self.count("Z", valid, tokens)
+        return float(rows_T[probe.valid_T].sum())
 
     def differs(self, seen: Measured, tolerance: float = TOLERANCE) -> str:
         """In words, how a batch differs from what was identified; "" where it does not."""
@@ -138,14 +172,13 @@ class Evidence:
             words.append(f"{one} no gradient")
         return " and ".join(words)
 
-    def measured(
-        self, probe: Probe, dtype: torch.dtype | None = None, *, eps: float | None = None
-    ) -> Measured | None:
+    def measured(self, probe: Probe, dtype: torch.dtype | None = None, *, eps: float | None = None) -> Measured | None:
         """The loss on a batch; None if it rejects it or is not finite."""
         outcome = self.loss.attempt(probe, dtype)
         if outcome is None or self.fitted is None:
             return None
-        return measure(self.fitted, probe, outcome.grad_TV, self.unit(dtype) if eps is None else eps)
+        fitted = self.at(probe.lanes) or self.fitted
+        return measure(fitted, probe, outcome.grad_TV, self.unit(dtype) if eps is None else eps)
 
     def unit(self, dtype: torch.dtype | None = None) -> float:
         """The unit roundoff of a call in `dtype`, by default that of the loss."""
@@ -192,7 +225,12 @@ def identify(loss: Loss, space: Space, seed: int) -> Evidence:
 def _open(e: Evidence, reason: str, **known: Any) -> Evidence:
     """Nothing is claimed but what `known` says."""
     blank = {"has_z": None, "coef": None, "target": None, "coordinate": None, "z_denominator": None}
-    unknown: dict[str, Any] = {"ce_denominator": "unknown", "ce_scale": None, "label_smoothing": None, "ce_weights": None}
+    unknown: dict[str, Any] = {
+        "ce_denominator": "unknown",
+        "ce_scale": None,
+        "label_smoothing": None,
+        "ce_weights": None,
+    }
     e.identified = replace(e.identified, **{**blank, **unknown, **known}, reason=reason)
     return e
 
@@ -288,13 +326,25 @@ def _other_form(e: Evidence) -> Evidence:
         seen, rows = e.curve.penalty, e.curve.rows.nonzero().flatten().tolist()
         known: dict[str, Any] = {"has_z": True, "coordinate": "other", "z_denominator": "unknown"}
         if e.curve.function:
-            e.identified = replace(e.identified, penalty=f"a function of {seen.words} that is not a square", curve=e.curve.points)
-            return _open(e, f"The penalty is a function of {seen.words}, but not λ(v − c)²: its measured points are given.", **known)
+            e.identified = replace(
+                e.identified, penalty=f"a function of {seen.words} that is not a square", curve=e.curve.points
+            )
+            return _open(
+                e,
+                f"The penalty is a function of {seen.words}, but not λ(v − c)²: its measured points are given.",
+                **known,
+            )
         few = f"{', '.join(map(str, rows[:4]))}{', …' if len(rows) > 4 else ''}"
         total = int(e.mixed[0].valid_T.sum())
-        where = f"on {len(rows)} of {total} tokens only (row {few})" if 0 < len(rows) < total else "with an amount that is no function of it"
+        where = (
+            f"on {len(rows)} of {total} tokens only (row {few})"
+            if 0 < len(rows) < total
+            else "with an amount that is no function of it"
+        )
         e.identified = replace(e.identified, penalty=f"{seen.words} {where}")
-        return _open(e, f"There is a penalty on {seen.words} {where}: it depends on the batch or on the token.", **known)
+        return _open(
+            e, f"There is a penalty on {seen.words} {where}: it depends on the batch or on the token.", **known
+        )
     return _open(
         e,
         "The gradient of a token is not made of cross-entropy, label smoothing and one of the known penalties. If the loss caps or "
@@ -345,8 +395,14 @@ def _describe(e: Evidence) -> None:
             e.batches.append(measure(fitted, probe, outcome.grad_TV, e.unit(), alone))
     weights = [(one.valid, e.rows(one.tokens), one.ce) for one in e.batches]
     ce_name = _count_name(weights, e.masks) if abs(fitted.ce) > 1e-9 else "none"
-    z_name = _count_name([(one.valid, e.rows(one.tokens), one.z) for one in e.batches], e.masks) if fitted.slopes else None
-    if ce_name == "other" and e.masks and all(math.isclose(weights[i][2], weights[i + 1][2], rel_tol=1e-4) for i in (0, 3)):
+    z_name = (
+        _count_name([(one.valid, e.rows(one.tokens), one.z) for one in e.batches], e.masks) if fitted.slopes else None
+    )
+    if (
+        ce_name == "other"
+        and e.masks
+        and all(math.isclose(weights[i][2], weights[i + 1][2], rel_tol=1e-4) for i in (0, 3))
+    ):
         e.changing = "The weight of a batch depends on earlier batches of its shape: a count or mask is kept by shape."
     names = (ce_name, z_name)
     counts = [COUNTS.get(name or "valid", COUNTS["valid"])(space.tokens, e.rows(space.tokens)) for name in names]
@@ -395,7 +451,10 @@ def _penalty(e: Evidence, got: Identified, counts: list[float], rule: str | None
     extra = {"beta": fitted.beta} if fitted.beta else {}
     if fitted.form.penalties == (CENTERED, _second(fitted)) or fitted.form.penalties == (RAW, CENTERED):
         other = "shift" if fitted.form.penalties[0] is CENTERED else "centered"
-        extra |= {f"{other}_coef": fitted.slopes[1] / 2 * counts[1], f"{other}_target": fitted.levels[1] / fitted.slopes[1]}
+        extra |= {
+            f"{other}_coef": fitted.slopes[1] / 2 * counts[1],
+            f"{other}_target": fitted.levels[1] / fitted.slopes[1],
+        }
     scale = got.ce_scale or 1.0
     if first is CENTERED and len(fitted.slopes) == 1 and got.ce_denominator != "none" and abs(scale - 1) > 1e-6:
         # The same gradient: label smoothing ε = 1 − scale, with the c that this leaves.
@@ -486,5 +545,3 @@ def unrepeatable(loss: Loss, pairs: Iterable[tuple[Probe, Outcome]], seeds: list
                 why = "random numbers" if seed is not None else "a state that it keeps"
                 return f"The same inputs give a different result when called again (relative change {off:.2g}): the loss uses {why}."
     return ""
-
-

@@ -58,7 +58,11 @@ MISTAKES = (
     Penalty("max_shifted", "log Z − max z", lambda z: _lse(z - z.max(-1, True).values), "max_shifted", BLIND),
     Penalty("max_shifted", "log Z − max z", lambda z: _lse(z - z.amax(-1, True)), "max_shifted", BLIND),
     Penalty(
-        "other", "the log-sum-exp of the probabilities", lambda z: _lse(z.softmax(-1)), "probabilities_not_logits", BOUND
+        "other",
+        "the log-sum-exp of the probabilities",
+        lambda z: _lse(z.softmax(-1)),
+        "probabilities_not_logits",
+        BOUND,
     ),
     Penalty(
         "other", "log Z − μ with μ detached", lambda z: _lse(z - _mean(z).detach()), "unexplained_source", ONE_SIDED
@@ -94,7 +98,14 @@ class Form:
 
 
 FORMS = (
-    *(Form(), Form(smoothing=True), Form((RAW,)), Form((CENTERED,)), *(Form((one,)) for one in MISTAKES), Form((SHIFT,))),
+    *(
+        Form(),
+        Form(smoothing=True),
+        Form((RAW,)),
+        Form((CENTERED,)),
+        *(Form((one,)) for one in MISTAKES),
+        Form((SHIFT,)),
+    ),
     *(Form((RAW,), smoothing=True), Form((CENTERED, SHIFT)), Form((RAW, CENTERED)), Form((RAW,), damped=True)),
 )
 """In the order in which they are tried: the first that explains every token is taken."""
@@ -295,9 +306,7 @@ class Measured:
     """The penalty of a token carries the weight of its CE."""
 
 
-def measure(
-    fitted: Fitted, probe: Probe, grad_TV: Tensor, eps: float, weights_T: Tensor | None = None
-) -> Measured:
+def measure(fitted: Fitted, probe: Probe, grad_TV: Tensor, eps: float, weights_T: Tensor | None = None) -> Measured:
     """The weights on CE and on the penalty in another batch, relative to the fit.
 
     Where tokens have weights of their own, the weight on CE is the mean, or relative to `weights_T` if those of the same valid

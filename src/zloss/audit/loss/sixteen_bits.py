@@ -62,6 +62,8 @@ def call_head(e: Evidence, dtype: torch.dtype, peak: float, tokens: int, vocab: 
 def _call_head(e: Evidence, dtype: torch.dtype, peak: float, tokens: int, vocab: int) -> HeadCall | None:
     if not e.loss.linear or not e.plain or e.fitted is None or e.fitted.beta or not e.has_ce or e.space.padded:
         return None
+    if e.at(vocab) is None:
+        return None
     generator = seeded(e.seed)
     hidden = torch.randn(tokens, WIDTH, generator=generator)
     weight = torch.randn(vocab, WIDTH, generator=generator)

@@ -27,7 +27,9 @@ def audited_probe(e: Evidence, logits: Tensor | None, target: Tensor | None) -> 
             raise InputError("`target` was given without `logits`: pass both, or neither.")
         return draw("continuous", space, e.seed + 1), torch.float32
     if logits.dim() < 2 or not logits.is_floating_point():
-        raise ShapeError(f"`logits` is expected to be a floating tensor [..., V], but got {list(logits.shape)} {logits.dtype}.")
+        raise ShapeError(
+            f"`logits` is expected to be a floating tensor [..., V], but got {list(logits.shape)} {logits.dtype}."
+        )
     flat = logits.detach().reshape(-1, logits.shape[-1])
     if target is None:
         labels = allowed(flat.argmax(-1).cpu(), space)
@@ -39,7 +41,9 @@ def audited_probe(e: Evidence, logits: Tensor | None, target: Tensor | None) -> 
     flat, labels = flat[:MOST_TOKENS], labels[:MOST_TOKENS]
     lanes = min(space.lanes, flat.shape[-1]) if space.padded else flat.shape[-1]
     if bool((labels >= lanes).any()) or bool((labels < -1).any()):
-        raise InputError(f"`target` holds class indices outside [0, {lanes}) that are not ignore_index={e.loss.ignore_index}.")
+        raise InputError(
+            f"`target` holds class indices outside [0, {lanes}) that are not ignore_index={e.loss.ignore_index}."
+        )
     return Probe(flat.cpu().double(), labels, lanes, name="audited", warp=space.warp), flat.dtype
 
 
@@ -59,6 +63,8 @@ def measure_source(e: Evidence, logits: Tensor | None, target: Tensor | None) ->
         return unknown(str(error))
     if not outcome.finite:
         return unknown("loss or gradient is not finite")
+    if e.at(probe.lanes) is None:
+        return unknown(f"c at V = {probe.lanes} is not known")
     total_TV, z_TV = e.wanted(probe)
     has_z = bool(z_TV.any())
     error_TV = outcome.grad_TV - total_TV
@@ -67,9 +73,10 @@ def measure_source(e: Evidence, logits: Tensor | None, target: Tensor | None) ->
         # An `off` that still applies a Z would give 0: the nearer of the two differences is taken.
         off_TV = min(error_TV, outcome.grad_TV - without - z_TV, key=lambda one: float(one.norm()))
     applied_TV = source_TV + off_TV
+    stated = e.value(probe)
     product = float((applied_TV * source_TV).sum())
     return SourceError(
-        forward_rel_error=None,
+        forward_rel_error=None if stated is None else abs(outcome.value - stated) / max(abs(stated), 1e-300),
         delta_src=float(off_TV.norm() / source_TV.norm()),
         cosine=product / float(applied_TV.norm() * source_TV.norm()),
         of="z" if has_z else "total",
