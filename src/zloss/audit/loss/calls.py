@@ -234,7 +234,7 @@ def loss_name(function: Callable[..., Any]) -> str:
 
 
 def find_call(loss: Loss, space: Space) -> None:
-    """Set axes, dtype and layout of the weight, and where targets and ignored tokens are looked for; the first error is raised."""
+    """Set axes, dtype, layout of the weight, and where targets are looked for; the first error is raised."""
     probe, refused = draw("mixed", space, loss.seed), []
     ways = [
         (sequences, transposed, dtype)
@@ -293,8 +293,8 @@ def _hint(loss: Loss, space: Space) -> str:
     if loss.linear and len(needed) == 2:
         return " A loss of (logits, target) is audited without `linear`."
     return (
-        f" The probes have T = {space.tokens} and V = {space.lanes}: pass `tokens=` or `vocab=` if it takes other sizes only, and "
-        "run the audit on a machine with a GPU if it needs one."
+        f" The probes have T = {space.tokens} and V = {space.lanes}: pass `tokens=` or `vocab=` if it takes other sizes only. "
+        "A loss that needs a GPU is audited on a machine that has one."
     )
 
 
@@ -334,8 +334,8 @@ def read(returned: Any, wide: int) -> tuple[Tensor, dict[str, Tensor]]:
     )
     if name is None:
         raise LossCallError(
-            f"a loss is expected to return a scalar tensor, a tuple whose first item is the loss, or an object with `.loss`, but it "
-            f"returned {'None' if returned is None else 'a ' + type(returned).__name__}."
+            "a loss is expected to return a scalar tensor, a tuple whose first item is the loss, or an object with `.loss`, but "
+            f"it returned {'None' if returned is None else 'a ' + type(returned).__name__}."
         )
     loss = entries.pop(name)
     return loss, {key: x for key, x in entries.items() if x.numel() == 1 and x.is_floating_point()}
@@ -440,8 +440,8 @@ def _module(name: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         first = (str(error).strip().splitlines() or ["no message"])[0][:300]
         raise InputError(
-            f"cannot import {name!r} ({type(error).__name__}: {first}). Name a module that can be imported from here, or a file that "
-            "ends in .py."
+            f"cannot import {name!r} ({type(error).__name__}: {first}). Name a module that can be imported from here, or a "
+            "file that ends in .py."
         ) from error
 
 

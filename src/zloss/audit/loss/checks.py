@@ -190,8 +190,8 @@ def zero_gradient_z(e: Evidence) -> Found:
         return None
     return found(
         e,
-        f"Along a common shift of the logits the value changes by {seen[0]:.4g} per unit, but the gradient is cross-entropy alone: "
-        "a Z that trains nothing.",
+        f"Along a common shift of the logits the value changes by {seen[0]:.4g} per unit, but the gradient is cross-entropy "
+        "alone: a Z that trains nothing.",
         seen[1],
         seen[0],
         quantity="derivative along a common shift: the gradient's, against that of the value",
@@ -355,8 +355,8 @@ def filtered_source(e: Evidence) -> Found:
         share = float(gone_TV.double().mean())
         if share > (0.0 if kind == "confident" else 2e-3):
             words = (
-                f"{int(gone_TV.sum())} entries of the gradient, on {int(gone_TV.any(-1).sum())} {kind} tokens, are exactly 0 where "
-                "the source is not."
+                f"{int(gone_TV.sum())} entries of the gradient, on {int(gone_TV.any(-1).sum())} {kind} tokens, are exactly 0 "
+                "where the source is not."
             )
             return found(e, words, share, quantity="share of the entries", on=probe)
     if (call := filtered(e)) is not None:
@@ -502,11 +502,10 @@ def low_precision_source(e: Evidence) -> Found:
             words = f"On fp32 logits the source is off by {off:.2g} from fp64, far beyond rounding ({floor:.1g})."
             return found(e, words, off, quantity="‖applied − fp64‖/‖fp64‖", on=probe, noise=floor)
     if (call := stored(e)) is not None and inconsistent(e) is None and filtered(e) is None:
-        words = f"With bf16 inputs it stores 16-bit logits: dW is off by {call.weight_error:.2g}, rounding alone by {call.rounded_once:.1g}."
-        return found(
-            e, words, call.weight_error, 0.0, quantity="‖dW − fp64‖/‖fp64‖", on=call.probe, dtype=call.dtype,
-            noise=call.rounded_once, severity="note",
-        )  # fmt: skip
+        off, once = call.weight_error, call.rounded_once
+        words = f"With bf16 inputs it stores 16-bit logits: dW is off by {off:.2g}, rounding alone by {once:.1g}."
+        quantity = "‖dW − fp64‖/‖fp64‖"
+        return found(e, words, off, quantity=quantity, on=call.probe, dtype=call.dtype, noise=once, severity="note")
     if not e.fitted.slopes or e.space.warp.cap is not None:
         return None
     for dtype, unit in ((torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)):
@@ -522,7 +521,7 @@ def low_precision_source(e: Evidence) -> Found:
             loud = float(s_T.norm()) > 40 * unit * abs(e.fitted.ce) * math.sqrt(len(s_T)) * (kind == "saturated")
             loud = loud and float(s_T.max()) > 2.0**-16
             if (loud and abs(seen.z - 1) > 5e-2) or (kind == "saturated" and e.has_ce and abs(seen.ce - 1) > 5e-2):
-                words = f"With {dtype_name(dtype)} logits λ is {seen.z:.3g} times, the weight on CE {seen.ce:.3g} times that with fp32."
+                words = f"With {dtype_name(dtype)} logits λ is {seen.z:.3g} and the weight on CE {seen.ce:.3g} times that with fp32."
                 return found(e, words, seen.z, 1.0, quantity="λ relative to fp32", on=probe, dtype=dtype, noise=5e-2)
     return None
 
@@ -585,8 +584,8 @@ def denominator_mismatch(e: Evidence) -> Found:
     if change < 1.1 + 4 * max(seen.slack for seen in e.batches):
         return None
     words = (
-        f"λ relative to CE changes by a factor of {change:.3g} between batches with {few.valid} of {few.tokens} and {many.valid} of "
-        f"{many.tokens} valid tokens: CE is divided by {got.ce_denominator!r}, Z by {got.z_denominator!r}."
+        f"λ relative to CE changes by a factor of {change:.3g} between batches with {few.valid} of {few.tokens} and {many.valid} "
+        f"of {many.tokens} valid tokens: CE is divided by {got.ce_denominator!r}, Z by {got.z_denominator!r}."
     )
     return found(e, words, change, 1.0, quantity="ratio of λ between two batches", noise=0.1)
 

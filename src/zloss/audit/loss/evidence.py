@@ -292,7 +292,9 @@ def _unlike(fitted: Fitted, parts: Parts) -> str:
         if fitted.uniform and abs(seen.ce - 1) > TOLERANCE and fitted.ce:
             return f"the weight on CE is {seen.ce:.4g} times that with fp32"
         if seen.left > 0.2 or abs(seen.z - 1) > 5e-2 + seen.slack:
-            return f"the weight on Z is {seen.z:.4g} times that with fp32, and {min(seen.left, 1.0):.1%} of a source is something else"
+            return (
+                f"λ is {seen.z:.4g} times that with fp32, and {min(seen.left, 1.0):.1%} of a source is something else"
+            )
     return ""
 
 
@@ -347,8 +349,8 @@ def _other_form(e: Evidence) -> Evidence:
         )
     return _open(
         e,
-        "The gradient of a token is not made of cross-entropy, label smoothing and one of the known penalties. If the loss caps or "
-        "scales its logits, pass `softcap=` or `logit_scale=`; if it takes part of the vocabulary, `valid_vocab=`.",
+        "The gradient of a token is not made of cross-entropy, label smoothing and one of the known penalties. If the loss caps "
+        "or scales its logits, pass `softcap=` or `logit_scale=`; if it takes part of the vocabulary, `valid_vocab=`.",
     )
 
 
@@ -543,5 +545,6 @@ def unrepeatable(loss: Loss, pairs: Iterable[tuple[Probe, Outcome]], seeds: list
             off = max(relative(now.grad_TV, first.grad_TV), abs(now.value - first.value) / max(abs(first.value), 1e-12))
             if not off < 1e-5:
                 why = "random numbers" if seed is not None else "a state that it keeps"
-                return f"The same inputs give a different result when called again (relative change {off:.2g}): the loss uses {why}."
+                changed = f"The same inputs give a different result when called again (relative change {off:.2g})"
+                return f"{changed}: the loss uses {why}."
     return ""

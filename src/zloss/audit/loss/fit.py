@@ -2,9 +2,9 @@
 
     δ_t = w_t ∇CE + q_t ∇(z_y − mean z) + Σ_k s_kt ∇v_k
 
-Every shape is autograd's gradient of its definition, so a penalty is one line: its value as a function of the logits. Amounts are
-solved token by token, so nothing is assumed about weights; then q = ε·w and s = 2λ(v − c) have to hold over tokens. `measure` asks
-the same of any other batch, and is the only comparison that the checks need.
+Every shape is autograd's gradient of its definition, so a penalty is one line: its value as a function of the logits. Amounts
+are solved token by token, so nothing is assumed about weights; then q = ε·w and s = 2λ(v − c) have to hold over tokens. `measure`
+asks the same of any other batch, and is the only comparison that the checks need.
 """
 
 from __future__ import annotations

@@ -178,9 +178,9 @@ def joined(parts: list[Probe]) -> Probe:
     return replace(parts[0], logits_TV=logits_TV, target_T=target_T, gain_T=torch.cat(gains) if gains else None)
 
 
-# Heads for losses of (hidden, weight, target): row t of hidden is s_t on one column that no other token uses, so the product is the
-# logits without rounding, and dW holds the gradient at every logit. s_t, a power of two, differs between tokens, so that a norm
-# taken of hidden shows.
+# Heads for losses of (hidden, weight, target): row t of hidden is s_t on one column that no other token uses, so the product is
+# the logits without rounding, and dW holds the gradient at every logit. s_t, a power of two, differs between tokens, so that a
+# norm taken of hidden shows.
 
 
 def hidden_scales(tokens: int) -> Tensor:
