@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from zloss.cli.options import number_or_word
-from zloss.results.options import DtypeName, TextFiles, check_seed, refuse
+from zloss.results.options import DtypeName, TextFiles
 from zloss.results.provenance import without_folders
+
+if TYPE_CHECKING:
+    from zloss.audit.loss.model_tokens import ModelTokens
+    from zloss.console import Progress
+    from zloss.results.loss_audit import LossAudit
 
 
 @dataclass(frozen=True)
@@ -33,23 +38,26 @@ class AuditLoss:
     jax: bool = False
     """The loss takes JAX arrays instead of torch tensors."""
     coef: float | None = None
-    """The λ you believe it applies."""
+    """The λ you believe it applies, relative to the weight on cross-entropy."""
     target: Annotated[float | str | None, number_or_word("C|log_v")] = None
     """The c you believe it applies: a number, or log_v for the log V of whatever vocabulary the loss is given."""
     ignore_index: int = -100
     """The target value of ignored tokens."""
     valid_vocab: int | None = None
-    """Number of real rows, if the vocabulary is padded and the loss handles it."""
+    """Number of real rows, if the vocabulary is padded and the loss leaves the padding out."""
     vocab: int | None = None
-    """The vocabulary size, if the loss takes one only."""
+    """Vocabulary size to call it with, if the loss takes one size only."""
     tokens: int | None = None
-    """The number of tokens, if the loss takes multiples of something only."""
+    """Number of tokens to call it with, if the loss takes multiples of something only."""
     softcap: float | None = None
-    """The cap, if the loss caps its logits: cap·tanh(z/cap)."""
+    """The cap, if the loss caps the logits it is given: cap·tanh(z/cap)."""
     logit_scale: float = 1.0
-    """The factor, if the loss scales its logits before the softmax."""
+    """The factor, if the loss multiplies the logits it is given before the softmax."""
     strict: bool = False
     """Also exit with code 1 on warnings and notes."""
+    write_test: bool = False
+    """Print a pytest file that pins λ, c, coordinate and denominators as identified, and the errors as expected ones (with
+    --strict warnings and notes too), and nothing else. The exit code is 0, whatever was found."""
     model: str = ""
     """Also audit on this model's own logits (hidden states and head weight with --linear): `smollm2`, a Hugging Face id or
     folder, or a GGUF file."""
@@ -62,7 +70,7 @@ class AuditLoss:
     dtype: DtypeName = "fp32"
     """Precision of --model, and so of the logits that the loss receives."""
     time_limit: float = 300.0
-    """Time limit for one call of the loss, in seconds; 0 for none."""
+    """Time limit for one call of the loss, in seconds, checked when it returns; 0 for none."""
     seed: int = 0
     """Seed of the probes."""
     out: str = ""
@@ -75,17 +83,15 @@ class AuditLoss:
     """Print only errors."""
 
     def run(self, argv: Sequence[str]) -> int:
-        from zloss.audit.loss.calls import LossCallError, load_function
         from zloss.audit.loss.audit import audit_loss
+        from zloss.audit.loss.calls import LossCallError, load_function
         from zloss.console import choose_progress
         from zloss.decide.answer import decide_results
         from zloss.errors import InputError, require_version
         from zloss.report.files import write_result
-        from zloss.report.loss_audit import loss_audit_summary
-        from zloss.report.terminal import print_document
         from zloss.results.folder import Owner, check_folder, refuse_other
+        from zloss.testing import pytest_file
 
-        expect: dict[str, Any] = {"coef": self.coef, "target": self.target}
         progress = choose_progress(self.quiet)
         # The loss may change the working directory: the folder is the one meant now.
         folder = Path(self.out).absolute() if self.out else None
@@ -95,21 +101,14 @@ class AuditLoss:
         if self.jax:  # before the user's module, which imports it
             require_version("jax", "0.8", "Auditing a JAX loss", "jax")
         function = load_function(self.function)
+        functions: dict[str, Any] = {key: load_function(name) for key, name in self._places.items()}
         tokens = self._model_tokens(progress)
         try:
             audit = audit_loss(
                 function,
-                off=load_function(self.off) if self.off else None,
-                per_token=load_function(self.per_token) if self.per_token else None,
-                expect={name: value for name, value in expect.items() if value is not None},
-                linear=self.linear,
-                jax=self.jax,
-                ignore_index=self.ignore_index,
-                valid_vocab=self.valid_vocab,
-                vocab=self.vocab,
-                tokens=self.tokens,
-                softcap=self.softcap,
-                logit_scale=self.logit_scale,
+                **functions,
+                **self._options,
+                expect=self._expected,
                 time_limit=self.time_limit,
                 seed=self.seed,
                 name=_without_folders(self.function),
@@ -120,21 +119,52 @@ class AuditLoss:
             kind = LossCallError if isinstance(error, LossCallError) else InputError
             raise kind(_with_flags(str(error))) from error
         written = [] if folder is None else write_result(folder, decide_results(loss_audits=(audit,)))
+        if self.write_test:
+            run = {"seed": self.seed, "time_limit": self.time_limit}
+            stated = self._expected | self._places | self._options | run
+            defaults = {field.name: field.default for field in fields(self)}
+            given = {key: value for key, value in stated.items() if value != defaults[key]}
+            print(pytest_file(audit, self.function, strict=self.strict, **given), end="")
+            return 0
         if not self.quiet:
-            findings = tuple(replace(finding, sentence=_with_flags(finding.sentence)) for finding in audit.findings)
-            shown = replace(audit, findings=findings)
-            print_document(
-                loss_audit_summary(
-                    shown,
-                    whole=self.verbose,
-                    elsewhere="--verbose prints them",
-                    function=self.function,
-                    ignore_index=self.ignore_index,
-                )
-            )
+            self._print(audit)
             for path in written:
                 print(Path(self.out) / path.name)
         return 1 if (audit.found if self.strict else audit.errors) else 0
+
+    @property
+    def _expected(self) -> dict[str, Any]:
+        expect: dict[str, Any] = {"coef": self.coef, "target": self.target}
+        return {name: value for name, value in expect.items() if value is not None}
+
+    @property
+    def _places(self) -> dict[str, Any]:
+        places = {"off": self.off, "per_token": self.per_token}
+        return {name: place for name, place in places.items() if place}
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """How the loss is called."""
+        names = ("linear", "jax", "ignore_index", "valid_vocab", "vocab", "tokens", "softcap", "logit_scale")
+        return {name: getattr(self, name) for name in names}
+
+    def _print(self, audit: LossAudit) -> None:
+        from zloss.report.loss_audit import loss_audit_summary
+        from zloss.report.terminal import print_document
+
+        findings = tuple(replace(finding, sentence=_with_flags(finding.sentence)) for finding in audit.findings)
+        identified = replace(audit.identified, reason=_with_flags(audit.identified.reason or "") or None)
+        # A witness has its own size.
+        options = {key: value for key, value in self._options.items() if key not in ("vocab", "tokens")}
+        print_document(
+            loss_audit_summary(
+                replace(audit, findings=findings, identified=identified),
+                whole=self.verbose,
+                elsewhere="--verbose prints them",
+                function=self.function,
+                options=options,
+            )
+        )
 
     def _model_tokens(self, progress: Progress) -> ModelTokens | None:
         """The model's tokens, opened before the probes run, so that a wrong name is rejected at once."""

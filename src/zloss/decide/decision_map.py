@@ -228,15 +228,18 @@ def shared_pathway(report: AuditReport, thresholds: Thresholds) -> Decision:
 # Implementation
 
 
+KEEP_FP32 = (
+    "Keep the logits in fp32 on their way to log Z, and reuse the forward log-sum-exp statistics in the backward pass"
+)
+
+
 def implementation(
     loss_audits: Sequence[LossAudit],
     thresholds: Thresholds,
     implementation_audits: Sequence[ImplementationAudit] = (),
 ) -> Decision:
-    """The largest Δ_src and Δ_θ of the audited losses and storage dtypes, and the findings of the losses' audits.
-
-    Δ_θ comes from the implementation audits; for a linear loss it is the error of dW on bf16 operands.
-    """
+    """The largest Δ_src of the audited losses and storage dtypes, the largest Δ_θ of the implementation audits, and the findings
+    of the losses' audits."""
     if not loss_audits and not implementation_audits:
         return IMPLEMENTATION.unevaluated("no audit of a loss or of an implementation was given")
     targets = [audit.target_model for audit in loss_audits if audit.target_model is not None]
@@ -251,12 +254,10 @@ def implementation(
             for line in audit.own_source
         ),
     ]
-    updates = [
-        *((audit.source.bf16_inputs, "dW", None) for audit in loss_audits),
-        *((error, name, None) for audit in implementation_audits for name, error in audit.update_errors),
-    ]
-    found = [finding.id for audit in loss_audits for finding in audit.errors]
-    lesser = [finding.id for audit in loss_audits for finding in audit.found if finding not in audit.errors]
+    updates = [(error, name, None) for audit in implementation_audits for name, error in audit.update_errors]
+    errors_found = [finding for audit in loss_audits for finding in audit.errors]
+    found = [finding.id for finding in errors_found]
+    lesser = [finding.id for audit in loss_audits for finding in audit.found if finding.severity != "error"]
     parts, worst = list[str](), list[tuple[float, float]]()
     for symbol, errors, limit in (("Δ_src", sources, thresholds.delta_src), ("Δ_θ", updates, thresholds.delta_theta)):
         known = [(error, where) for error, where, _ in errors if error is not None]
@@ -288,7 +289,7 @@ def implementation(
         sentence(*parts, *warned),
         effects,
         # Errors beyond a limit without a finding are those of stored precision.
-        action=remedies_for(found or ["low_precision_source"]),
+        action=remedies_for(errors_found) or KEEP_FP32,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from zloss.results.audit import AuditReport
 from zloss.results.decision import Decision, Effect, LambdaBudget
+from zloss.results.loss_audit import Finding
 
 
 @dataclass(frozen=True)
@@ -200,43 +201,11 @@ QUALITY = Stage(
 STAGES = (SOURCE, DECOMPOSITION, TRANSPORT, PATHWAY, IMPLEMENTATION, ROUTER, OPTIMIZER, QUALITY)
 
 
-REUSE = "reuse the forward log-sum-exp statistics in the backward pass"
-REMEDIES = {
-    "zero_gradient_z": "take Z from the logits that carry the gradient, neither detached nor log-probabilities",
-    "forward_backward_mismatch": REUSE,
-    "low_precision_source": f"keep the logits in fp32 on their way to log Z, and {REUSE}",
-    "overflow": "subtract the row maximum before exp, and add it back to log Z",
-    "probabilities_not_logits": "take the log-sum-exp of the logits, not of probabilities",
-    "max_shifted": "add the row maximum back to log Z before the square",
-    "negative_coefficient": "make λ positive",
-    "upstream_ignored": "multiply the stored gradient by the upstream gradient in the backward pass",
-    "filtered_source": "give every counted token its Z source: do not skip small probabilities or confident tokens",
-    "padding_in_log_z": "keep padding rows of the vocabulary outside log Z",
-    "ignored_tokens_leak": "mask ignored tokens out of the sum with `where`",
-    "denominator_mismatch": "divide CE and Z by the same token count, so that λ means the same in every batch",
-    "counted_twice": "add Z once: it is in the loss already",
-    "not_off": "return plain CE when λ is 0 or None",
-    "not_squared": "square log Z − c: a penalty that is linear in log Z pushes equally hard at every value",
-    "targets_moved": "shift the targets once, in the loss or before it",
-    "size_dependent": "make the loss independent of the number of tokens and of the vocabulary beyond their means",
-    "differs_from_expected": "set λ, c and coordinate as intended, or document what is applied",
-    "unexplained_source": "find what else enters the gradient besides CE and Z before choosing λ",
-    "not_repeatable": "remove state and random numbers from the loss",
-    "overwrites_input": "write into a copy, not into the caller's tensors",
-    "all_ignored_nonfinite": "divide by at least 1, so that a batch without targets gives 0",
-    "reported_z_value": "report the Z that is trained",
-    "reported_z_no_gradient": "detach the reported Z, or give it a gradient",
-    "reported_z_dtype": "report Z in fp32",
-    "returned_values": "return the loss to train on first, and state which of the other values is Z",
-}
-"""Finding → remedy, in the order in which to apply them: what makes the trained objective wrong comes first."""
-
-
-def remedies_for(findings: Sequence[str]) -> str:
-    """One sentence with the remedy of each finding, each once, the most serious first; a finding without one is named."""
-    known = [remedy for finding, remedy in REMEDIES.items() if finding in findings]
-    unknown = [f"fix {finding}" for finding in findings if finding not in REMEDIES]
-    return sentence(*dict.fromkeys([*known, *unknown])).removesuffix(".")
+def remedies_for(findings: Sequence[Finding]) -> str:
+    """One sentence with the remedy of each finding, each once: errors first, then in the order of the findings."""
+    ordered = sorted(findings, key=lambda finding: finding.severity != "error")
+    remedies = dict.fromkeys(finding.remedy or f"fix {finding.id}" for finding in ordered)
+    return sentence(*remedies).removesuffix(".") if remedies else ""
 
 
 USUAL = (1e-5, 1e-3)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from typing import Any
 
-from zloss.decide.stages import REMEDIES, inside, remedies_for
 from zloss.report.document import (
     Cell,
     Column,
@@ -43,8 +43,6 @@ WEIGHTS = {
     "groups": "means of groups",
 }
 """How the weight on CE differs between tokens, in words."""
-OF_THE_REPORT = ("reported_z_value", "reported_z_no_gradient", "reported_z_dtype")
-"""Findings about the Z that is logged, not about what is trained."""
 EXPLAINED_BY = {"forward_backward_mismatch": "zero_gradient_z"}
 """Finding → the one that explains it where both fire: a Z without a gradient is why value and gradient disagree."""
 SECTIONS = {
@@ -84,18 +82,17 @@ def loss_audit_summary(
     whole: bool = False,
     elsewhere: str = "the JSON file lists them",
     function: str = "",
-    ignore_index: int = -100,
+    options: Mapping[str, Any] | None = None,
 ) -> Document:
     """What a terminal shows: identified objective, source error, the findings, and how many other questions there were.
 
-    `whole` lists every question with its answer; `elsewhere` says where they are otherwise. `function` (MODULE:FUNCTION)
-    and `ignore_index` are those of the loss, for the code that reproduces a finding.
+    `whole` lists every question with its answer; `elsewhere` says where they are otherwise. `function` (MODULE:FUNCTION) is the
+    loss, and `options` how it is called (`Witness.code`), for the code that reproduces a finding.
     """
     bottom, tone = bottom_line(audit)
     others = _counts(audit)
-    linear, jax = bool(audit.provenance.get("linear")), "jax" in audit.provenance
     code = [
-        f"# {one.id}\n{one.witness.code(function=function, linear=linear, jax=jax, ignore_index=ignore_index)}"
+        f"# {one.id}\n{one.witness.code(function=function, **options or {})}"
         for one in (audit.found if whole else ())
         if one.witness is not None
     ]
@@ -137,7 +134,8 @@ def findings_table(findings: Sequence[Finding], *, witnessed: bool = True) -> Ta
         return Cell(f"{mark} {found.replace('_', ' ')}", order.index(found), tone)
 
     def seen(finding: Finding) -> Cell:
-        return Cell(finding.sentence, note=finding.witness.line if finding.witness is not None and witnessed else "")
+        text = f"{finding.sentence} Consequence: {finding.consequence}." if finding.consequence else finding.sentence
+        return Cell(text, note=finding.witness.line if finding.witness is not None and witnessed else "")
 
     def figure(finding: Finding) -> Cell:
         return Cell("" if finding.figure is None else number(finding.figure), finding.figure)
@@ -152,19 +150,20 @@ def findings_table(findings: Sequence[Finding], *, witnessed: bool = True) -> Ta
 
 
 def _curve(got: Identified) -> Document:
-    """The measured coefficient of a penalty that is not a square, against log Z."""
+    """The measured source of a penalty that is not a square, against the penalized quantity v."""
     if not got.curve:
         return []
-    title = "Coefficient of p against log Z"
+    title = "Measured points of the penalty"
+    quantity, amount = "v, the penalized quantity (nat)", "coefficient of ∂v/∂z"
     xs, ys = zip(*got.curve, strict=True)
     if find_spec("vl_convert") is None:  # a loss audit needs the base install only
-        columns = (Column("log Z (nat)"), Column("coefficient of p"))
+        columns = (Column(quantity), Column(amount))
         return [Heading(title, 4), Table(columns, tuple((cell(x), cell(y)) for x, y in got.curve))]
     axes = (
-        axis("log Z (nat)", linear_domain(xs)),
-        axis("coefficient of p, relative to the weight on CE", linear_domain(ys)),
+        axis(quantity, linear_domain(xs)),
+        axis(f"{amount}, relative to the weight on CE", linear_domain(ys)),
     )
-    caption = "What the loss applies is a function of log Z, but not a square: a square would give a straight line."
+    caption = f"The penalty is on {got.penalty}. λ(v − c)² would give the line 2λ(v − c)."
     drawn = [lines([curve("measured", xs, ys)], points=30)]
     return [panel("loss_curve", title, axes, (("measured", color_of(0)),), drawn, caption)]
 
@@ -179,8 +178,6 @@ def bottom_line(audit: LossAudit) -> tuple[str, Tone]:
             counted[word] = f"{len(ids)} {word}{'s' * (len(ids) != 1)} ({', '.join(ids)})"
     listed = ", ".join(counted.values())
     if "error" in counted:
-        if audit.identified.has_z and all(finding.id in OF_THE_REPORT for finding in audit.errors):
-            return f"No errors in what this loss trains, but the Z it reports is wrong: {listed}.", "error"
         return f"Fix this loss before you train with it: {listed}.", "error"
     if counted:
         return f"No errors in what this loss trains; {listed}.", "warning"
@@ -190,21 +187,16 @@ def bottom_line(audit: LossAudit) -> tuple[str, Tone]:
 
 
 def what_to_do(audit: LossAudit) -> list[str]:
-    """One fix per finding, with its id: errors first, and the most serious first among those of one severity.
+    """One fix per finding, with its id: errors first, and in the order of the record among those of one severity.
 
-    A finding that another one explains has no fix of its own; it is named with the other one.
+    A finding that another one explains has no separate fix; it is named with the other one.
     """
-    order, known, ids = list(SEVERITIES), list(REMEDIES), {finding.id for finding in audit.found}
-
-    def rank(finding: Finding) -> tuple[int, int]:
-        place = known.index(finding.id) if finding.id in REMEDIES else len(known)
-        return order.index(severity(finding)), place
-
+    order, ids = list(SEVERITIES), {finding.id for finding in audit.found}
     fixes = []
-    for finding in sorted(audit.found, key=rank):
+    for finding in sorted(audit.found, key=lambda one: order.index(severity(one))):
         if EXPLAINED_BY.get(finding.id) not in ids:
             also = (other for other, cause in EXPLAINED_BY.items() if cause == finding.id and other in ids)
-            fixes.append(f"{', '.join((finding.id, *also))}: {inside(remedies_for([finding.id]))}.")
+            fixes.append(f"{', '.join((finding.id, *also))}: {finding.remedy}.")
     return fixes
 
 
@@ -214,10 +206,8 @@ def _what_to_do(audit: LossAudit) -> list[Text]:
 
 
 def severity(finding: Finding) -> str:
-    """Findings written before severities existed count as errors."""
-    if finding.verdict != "finding":
-        return finding.verdict
-    return finding.severity or "error"
+    """The severity of a finding, else the verdict."""
+    return finding.severity or finding.verdict
 
 
 def headline(audit: LossAudit) -> str:
@@ -228,6 +218,8 @@ def headline(audit: LossAudit) -> str:
     ce = _cross_entropy(got)
     if not got.has_z:
         return f"{ce}; {'no Z' if got.coordinate is None else 'no Z, but a gradient that is not cross-entropy'}."
+    if got.curve:
+        return f"{ce}; a penalty on {got.penalty}, without λ and c: the points are measured."
     if got.coef is None:
         return f"{ce}; a Z whose numbers could not be determined: {got.penalty}."
     error = got.uncertainty
@@ -239,19 +231,32 @@ def headline(audit: LossAudit) -> str:
         if got.target_rule == "log_v" and got.vocab:
             constant = got.target - math.log(got.vocab)
             target += " (log V)" if abs(constant) < 1e-3 else f" (log V {constant:+.4g})"
-    extra = "".join(f", {key} = {value:.6g}" for key, value in got.extra.items())
+    extra = "".join(f", {key} = {value:.6g}" for key, value in got.extra.items() if not key.startswith("or_"))
+    relative = f" ({got.coef_relative_to_ce:.6g} relative to CE)" if got.coef_relative_to_ce != got.coef else ""
     shared = " with the weights of CE" if got.z_weights == "shared" else ""
     return (
-        f"{ce}; Z on {got.penalty} [{got.coordinate}]{shared}: λ = {got.coef:.6g}{_plus_minus(error.coef)}{target}{extra}, over "
-        f"{_tokens(got.z_denominator)}."
+        f"{ce}; Z on {got.penalty} [{got.coordinate}]{shared}: λ = {got.coef:.6g}{_plus_minus(error.coef)}{relative}{target}"
+        f"{extra}, over {_tokens(got.z_denominator)}.{_same_gradient(got)}"
     )
+
+
+def _same_gradient(got: Identified) -> str:
+    """The other objective with this gradient, where a scaled CE next to a centered Z is one of two."""
+    if "or_label_smoothing" not in got.extra:
+        return ""
+    smoothing, target = got.extra["or_label_smoothing"], got.extra["or_target"]
+    return f" Label smoothing {smoothing:.4g} with c = {target:.6g} has the same gradient."
 
 
 def _cross_entropy(got: Identified) -> str:
     """Denominator, smoothing, token weights and moved targets of the CE part."""
     if got.ce_denominator == "unknown":
         return "CE with unknown weights"
+    if got.ce_denominator == "none":
+        return "no CE"
+    scaled = got.ce_scale is not None and got.ce_weights == "uniform" and abs(got.ce_scale - 1) > 1e-6
     notes = (
+        f"scaled by {got.ce_scale:.6g}" if scaled else "",
         f"label smoothing {got.label_smoothing:.4g}" if got.label_smoothing else "",
         WEIGHTS.get(got.ce_weights or "", ""),
         f"targets {got.targets} by one" if got.targets != "given" else "",
@@ -292,7 +297,6 @@ def target_model_lines(audit: LossAudit) -> list[str]:
         f"{_errors(found, floor + weight)}.",
         f"Relative error of a token's source: mean {_number(found.token_mean)}, p99 {_number(found.token_p99)}, "
         f"max {_number(found.token_max)}.",
-        *([] if found.assumed is None else [f"The fp64 source there assumes {found.assumed}."]),
     ]
 
 

@@ -37,7 +37,7 @@ Read = TypeVar("Read", bound=ResultRecord)
 def kind_of(schema: str) -> str:
     """The kind of result that a schema names.
 
-    >>> kind_of("zloss.loss-audit/1")
+    >>> kind_of("zloss.loss-audit/2")
     'loss-audit'
     """
     return schema.partition("/")[0].removeprefix("zloss.")
@@ -102,7 +102,10 @@ def _load(path: Path) -> list[Result]:
         if str(schema) in RECORDS:
             found.append(Result(file, _record(file, RECORDS[str(schema)], data)))
         elif kind_of(str(schema)) in known:
-            raise InputError(f"{file} has schema {schema!r}; this version reads {known[kind_of(str(schema))]}.")
+            raise InputError(
+                f"{file} has schema {schema!r}, but this version reads {known[kind_of(str(schema))]}: run the command that wrote "
+                "it again."
+            )
         elif file == path:
             raise InputError(
                 f"{path} is not a zloss result: its schema is {schema!r}, expected one of {', '.join(RECORDS)}."

@@ -1,10 +1,11 @@
-"""The result of a loss audit: typed, versioned (schema `zloss.loss-audit/1`), strict JSON."""
+"""The result of a loss audit: typed, versioned (schema `zloss.loss-audit/2`), strict JSON."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from zloss.errors import InputError
 from zloss.results.record import ResultRecord, within
 
 Verdict = Literal["pass", "finding", "not_applicable"]
@@ -28,7 +29,8 @@ class Witness:
     noise: float | None
     """Rounding of `measured`."""
     probe: str = "mixed"
-    """Kind of the probe batch, as `zloss.audit.loss.probes.draw` names it."""
+    """Kind of the probe batch, as `zloss.audit.loss.probes.draw` names it; "16-bit head, …" is one of
+    `zloss.audit.loss.sixteen_bits.call_head`."""
     quantity: str = ""
     """What the two numbers are."""
 
@@ -40,28 +42,62 @@ class Witness:
         where = f"probe {self.probe!r}, T = {self.shape[0]:,}, V = {self.shape[-1]:,}, {self.dtype}, seed {self.seed}"
         return f"{self.quantity}: {stated} ({where})"
 
-    def code(self, *, function: str = "", linear: bool = False, jax: bool = False, ignore_index: int = -100) -> str:
+    def code(
+        self,
+        *,
+        function: str = "",
+        linear: bool = False,
+        jax: bool = False,
+        ignore_index: int = -100,
+        valid_vocab: int | None = None,
+        softcap: float | None = None,
+        logit_scale: float = 1.0,
+    ) -> str:
         """Python lines that draw the input again, call the loss on it and print what was measured.
 
-        `function`: the loss as MODULE:FUNCTION or FILE.py:FUNCTION; without it the lines expect a function `my_loss`.
+        `function`: the loss as MODULE:FUNCTION or FILE.py:FUNCTION; without it the lines expect a function `my_loss`. The
+        other arguments are those of `zloss.audit_loss`.
         """
         tokens, vocab = self.shape[0], self.shape[-1]
         called = "from_jax(my_loss)" if jax else "my_loss"
+        if self.probe.startswith("16-bit head"):
+            return self._code_of_head(function, called)
         hidden = f"torch.eye({tokens}, dtype=torch.{self.dtype}), "
         avoid = f", avoid={{{ignore_index}}}" if ignore_index >= 0 else ""
+        warped = softcap is not None or logit_scale != 1.0
+        warp = f", warp=Warp({logit_scale}, {softcap})" if warped else ""
         calls = ("load_function", "loss_of") if function else ("loss_of",)
         lines = (
             "import torch",
             f"from zloss.audit.loss.calls import {', '.join(calls)}",
             *(["from zloss.audit.loss.jax_loss import from_jax"] if jax else []),
-            "from zloss.audit.loss.probes import Space, draw",
+            f"from zloss.audit.loss.probes import Space, {'Warp, ' if warped else ''}draw",
             *([f"my_loss = load_function({function!r})"] if function else []),
-            f"probe = draw({self.probe!r}, Space({vocab}, {vocab}, tokens={tokens}{avoid}), seed={self.seed})",
+            f"space = Space({valid_vocab or vocab}, {vocab}, tokens={tokens}{avoid}{warp})",
+            f"probe = draw({self.probe!r}, space, seed={self.seed})",
             f"target = probe.target_T.where(probe.target_T >= 0, {ignore_index})",
             f"logits = probe.logits_TV.to(torch.{self.dtype}).requires_grad_()",
             f"value = loss_of({called}({hidden + 'logits.T' if linear else 'logits'}, target))",
             "value.backward()",
             'print(f"value {value.item():.6g}, norm of its gradient {logits.grad.norm():.6g}")',
+            f"print({self.line!r})",
+        )
+        return "\n".join(lines)
+
+    def _code_of_head(self, function: str, called: str) -> str:
+        """The lines for a head in 16 bits: the loss is compared with what was identified, on the same hidden and weight."""
+        peak = self.probe.rpartition(" ")[2]
+        lines = (
+            "import torch",
+            f"from zloss.audit.loss.calls import Loss{', load_function' if function else ''}",
+            "from zloss.audit.loss.evidence import identify",
+            *(["from zloss.audit.loss.jax_loss import from_jax"] if called != "my_loss" else []),
+            "from zloss.audit.loss.probes import Space",
+            "from zloss.audit.loss.sixteen_bits import call_head",
+            *([f"my_loss = load_function({function!r})"] if function else []),
+            f"identified = identify(Loss({called}, 'my_loss', linear=True), Space(), seed={self.seed})",
+            f"call = call_head(identified, torch.{self.dtype}, {peak}, {self.shape[0]}, {self.shape[-1]})",
+            'print(f"error of the row sums (RMS) {call.rms:.6g}, of dW {call.weight_error:.6g}")',
             f"print({self.line!r})",
         )
         return "\n".join(lines)
@@ -80,13 +116,13 @@ class Finding:
     figure: float | None = None
     """The number behind the sentence; None if there is none."""
     severity: Severity | None = None
-    """How much a finding matters; None if the verdict is not "finding". Errors set the exit code of the command."""
+    """How much a finding matters; None unless the verdict is "finding". Errors set the exit code of the command."""
     witness: Witness | None = None
-    """The input that shows it, of an error or a warning; a second, independent draw showed it too."""
+    """The input that shows a finding."""
     remedy: str = ""
-    """What to do about a finding."""
+    """What to do about a finding, as a phrase."""
     consequence: str = ""
-    """What a finding means for training."""
+    """What a finding means for training, as a phrase."""
 
 
 @dataclass(frozen=True)
@@ -146,13 +182,22 @@ class Identified:
     computes_in: str = "float64"
     """The precision its arithmetic showed on fp64 (else fp32) logits."""
     extra: dict[str, float] = field(default_factory=dict)
-    """Further coefficients of composite penalties (factorized: shift_coef, shift_target; gain-aware: beta), of other forms
-    (power, width), and what is done to the logits before the softmax (logit_scale, softcap, clamp_low, clamp_high)."""
+    """Further coefficients: `shift_coef` and `shift_target` (factorized), `centered_coef` and `centered_target` (raw and
+    centered Z together), `beta` (gain-aware), `linear_coef` (no square); `or_label_smoothing` and `or_target`: label smoothing
+    with another c has the same gradient as the stated `ce_scale` and `target`."""
     reason: str | None = None
     """Why `has_z` is None, or why a number of an identified penalty is missing."""
     curve: tuple[tuple[float, float], ...] | None = None
-    """Where the source is a function of log Z that is not a square: measured points (log Z, coefficient of p relative to the
-    weight on CE), sorted; None otherwise."""
+    """Where the penalty is a function of v = log Z or log Z − μ that is not a square: measured points (v, coefficient of ∂v/∂z
+    relative to the weight on CE), sorted; None otherwise."""
+
+    @property
+    def coef_relative_to_ce(self) -> float | None:
+        """λ relative to the weight on CE, as `expect` states it; λ itself without CE, or where tokens differ in that weight."""
+        alike = self.ce_weights in ("uniform", "groups") and self.ce_denominator != "none"
+        if self.coef is None or not alike or not self.ce_scale or abs(abs(self.ce_scale) - 1) <= 1e-6:
+            return self.coef
+        return self.coef / abs(self.ce_scale)
 
 
 @dataclass(frozen=True)
@@ -173,9 +218,6 @@ class SourceError:
     """Tokens that were audited."""
     dtype: str = "float32"
     """Precision of the logits that the loss was given."""
-    bf16_inputs: float | None = None
-    """Linear losses: relative error of dW on bf16 hidden and weight. About 2e-3 is the rounding of dW itself; 1e-2
-    and more are logits stored in bf16."""
     reason: str | None = None
     """Why a figure is missing."""
 
@@ -224,8 +266,6 @@ class TargetModelSource:
     """Losses of (hidden, weight, target): the error of dW relative to the part of dW that `of` names."""
     rounding_floor: float | None = None
     """The `delta_src` that rounding of the whole gradient in `dtype` alone can cause."""
-    assumed: str | None = None
-    """λ and c that the fp64 source was made with, where rounding inside the loss makes the identified ones imprecise."""
     reason: str | None = None
     """Why figures are missing."""
 
@@ -239,20 +279,27 @@ class TargetModelSource:
 class LossAudit(ResultRecord):
     """Everything `zloss.audit_loss` found out."""
 
-    SCHEMA: ClassVar[str] = "zloss.loss-audit/1"
+    SCHEMA: ClassVar[str] = "zloss.loss-audit/2"
     FILE: ClassVar[str] = "report.json"
     schema: ClassVar[str] = SCHEMA
 
     identified: Identified
     """What the loss applies."""
     findings: tuple[Finding, ...]
-    """Every check with its verdict, in the order in which they were run."""
+    """Every check with its verdict, in the order in which to apply the remedies."""
     source: SourceError
     """How far the applied source is from fp64."""
     provenance: dict[str, Any]
     """The audited loss by name, the probes, versions, and seconds."""
     target_model: TargetModelSource | None = None
     """The source on a model's own logits; None if no model was given."""
+
+    def __post_init__(self) -> None:
+        for one in self.findings:
+            if (one.severity is None) == (one.verdict == "finding"):
+                raise InputError(
+                    f"the check {one.id!r} has the verdict {one.verdict!r} and the severity {one.severity!r}."
+                )
 
     @property
     def found(self) -> tuple[Finding, ...]:
@@ -261,11 +308,8 @@ class LossAudit(ResultRecord):
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        """The findings that are errors: what sets the exit code of the command, and what fires the decision map.
-
-        A finding written before severities existed counts as an error.
-        """
-        return tuple(finding for finding in self.found if finding.severity in ("error", None))
+        """The findings that are errors: what sets the exit code of the command, and what fires the decision map."""
+        return tuple(finding for finding in self.findings if finding.severity == "error")
 
     def __repr__(self) -> str:
         """The loss, its findings and what it applies, in one line."""

@@ -444,7 +444,6 @@ SOURCE = _table("""
     delta_weight ; Δ_tot at W ; relative error of the head's total gradient ; tab:triton_fused ; ↓
     split_residual ; split residual ; relative size of what the three terms of the source mismatch do not explain ;
         eq:source_mismatch ; ↓
-    bf16_inputs ; dW error, bf16 inputs ; relative error of dW on bf16 hidden states and weights ; eq:backward_deltas ; ↓
     source.cosine ; cosine ; cosine of the applied source with the fp64 source ; eq:backward_deltas ; ↑
     backward_cosine ; cosine ; cosine of the applied source with the reference source ; tab:source_audit ; ↑
     z_cosine ; Z cosine ; cosine of the Z part of the source with the reference ; tab:triton_fused ; ↑
