@@ -117,18 +117,3 @@ def _per_token_follows(per_token: Loss | None, z: Tensor, y: Tensor) -> bool:
         rows = per_token(leaf, y.clone())
         grads.append(torch.autograd.grad(rows, leaf, weight.to(rows.dtype))[0])
     return bool((grads[0] - upstream[:, None] * grads[1]).norm() <= 1e-5 * grads[1].norm())
-
-
-def remainder(loss: Loss, options: dict[str, Any]) -> float:
-    """The share of the gradient outside the span of p, onehot(y) and 1/V, the largest over valid tokens."""
-    z, y = batch(options)
-    _, grad = value_and_gradient(of_logits(loss, options), z, y)
-    worst = 0.0
-    for row, label, g in zip(z, y, grad, strict=True):
-        if label != options.get("ignore_index", IGNORE):
-            onehot = torch.zeros_like(row)
-            onehot[label] = 1
-            shapes = torch.stack([torch.softmax(row, 0), onehot, torch.full_like(row, 1 / len(row))], 1)
-            fit = shapes @ torch.linalg.lstsq(shapes, g[:, None]).solution
-            worst = max(worst, float((fit[:, 0] - g).norm() / g.norm()))
-    return worst

@@ -444,7 +444,11 @@ _right: dict[str, Case] = {
         liger_linear, "by hand", 1e-4, options=LINEAR, more={"label_smoothing": 0.1}, formula=smoothed(1e-4)
     ),
     "flash-attn module": right(
-        FLASH, "z/2 in both parts", 1e-4, options={"per_token": FLASH.rows, "logit_scale": 0.5}, formula=lambda z, y: plain(z / 2, y, 1e-4)
+        FLASH,
+        "z/2 in both parts",
+        1e-4,
+        options={"per_token": FLASH.rows, "logit_scale": 0.5},
+        formula=lambda z, y: plain(z / 2, y, 1e-4),
     ),
     "HF loss with num_items": right(
         functools.partial(causal_lm_loss, num_items_in_batch=ITEMS),
@@ -471,7 +475,11 @@ _right: dict[str, Case] = {
         formula=gain_formula,
     ),
     "learned temperature": right(
-        LearnedTemperature(), "logits times 2 in both parts", 2e-4, options={"logit_scale": 2.0}, formula=lambda z, y: plain(2 * z, y, 2e-4)
+        LearnedTemperature(),
+        "logits times 2 in both parts",
+        2e-4,
+        options={"logit_scale": 2.0},
+        formula=lambda z, y: plain(2 * z, y, 2e-4),
     ),
     "padding bias": right(padding_bias, "exp(−1e9) is 0 in both parts", options=PADDED, formula=real_columns),
     "config with a default": right(
