@@ -366,7 +366,7 @@ def loss_audit(tokens: Tokens, storage: torch.dtype) -> dict[str, Any]:
     delta = float((source_stored - source).norm() / source.norm())
     sentence = f"logits are rounded to {storage} before the source is built: <relative error {delta:.3g}>"
     return {
-        "schema": "zloss.loss-audit/1",
+        "schema": "zloss.loss-audit/2",
         "identified": {
             "has_z": True,
             "coef": COEF,
@@ -393,7 +393,9 @@ def loss_audit(tokens: Tokens, storage: torch.dtype) -> dict[str, Any]:
                 "verdict": "finding" if delta > 1e-3 else "pass",
                 "sentence": sentence,
                 "figure": delta,
-                "severity": None,
+                "severity": "error" if delta > 1e-3 else None,
+                "remedy": "keep the logits in fp32",
+                "consequence": "the source is rounded",
             },
             {
                 "id": "overflow",
@@ -411,7 +413,6 @@ def loss_audit(tokens: Tokens, storage: torch.dtype) -> dict[str, Any]:
             "delta_total": None,
             "tokens": 0,
             "dtype": "float32",
-            "bf16_inputs": None,
             "reason": None,
         },
         "provenance": {"loss": "straight Z-loss"},

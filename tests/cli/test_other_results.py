@@ -133,7 +133,7 @@ def test_files_of_somebody_else_are_replaced_with_force_alone(tmp_path: Path, re
     command = ["audit-loss", f"{loss}:loss", "--quiet", "--out", str(out)]
     refused(command, "holds report.json and report.html, which are not results of zloss", "--force to replace them")
     assert main([*command, "--force"]) == 0
-    assert json.loads((out / "report.json").read_text())["schema"] == "zloss.loss-audit/1"
+    assert json.loads((out / "report.json").read_text())["schema"] == "zloss.loss-audit/2"
     assert (out / "mine.txt").read_text() == "{}"
     assert main(command) == 0, "its own result may be replaced"
 

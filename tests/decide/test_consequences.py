@@ -341,7 +341,8 @@ def test_confirmed_runs_without_z_loss_settle_a_doubt(bare: AuditReport) -> None
 
 
 def test_the_order_of_precedence(bare: AuditReport, trained: Comparison, loss_audit: LossAudit) -> None:
-    wrong = replace(loss_audit, findings=(Finding("counted_twice", "finding", "Twice.", severity="error"),))
+    twice = Finding("counted_twice", "finding", "Twice.", severity="error", remedy="add Z once")
+    wrong = replace(loss_audit, findings=(twice,))
     everything = weighed(bare, noise=SHIFTED, gain=0.2)
     joined: dict[str, Any] = {"comparisons": [trained], "loss_audits": [wrong]}
     found = verdict(everything, **joined)

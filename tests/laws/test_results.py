@@ -22,13 +22,11 @@ from zloss.errors import InputError
 from zloss.results.files import RECORDS, load_results, read_record
 from zloss.results.reproduction import ReproductionRecord
 
-SCHEMAS = tuple(
-    f"zloss.{kind}/1"
-    for kind in (
-        "audit", "loss-audit", "comparison", "decisions", "router-scale", "drift", "drift-checkpoint", "recommendation",
-        "recommend-plan", "implementation-audit", "measured-router-scale", "reproduction",
-    )
+KINDS = (
+    "audit", "comparison", "decisions", "router-scale", "drift", "drift-checkpoint", "recommendation", "recommend-plan",
+    "implementation-audit", "measured-router-scale", "reproduction",
 )  # fmt: skip
+SCHEMAS = ("zloss.loss-audit/2", *(f"zloss.{kind}/1" for kind in KINDS))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),

@@ -95,10 +95,10 @@ def test_pages_and_terminals_begin_with_the_answer(
 
 
 def test_a_loss_audit_says_what_is_wrong_and_one_fix_per_finding(loss_audit: LossAudit) -> None:
-    """A detached Z was to be fixed in the backward pass, a fix of a warning came first, and a wrong log stopped training."""
+    """A detached Z was to be fixed in the backward pass, and a fix of a warning came first."""
 
     def advised(*found: tuple[str, Severity], has_z: bool | None = True) -> tuple[str, list[str]]:
-        findings = tuple(Finding(id, "finding", "", severity=severity) for id, severity in found)
+        findings = tuple(Finding(id, "finding", "", severity=severity, remedy="repair it") for id, severity in found)
         identified = replace(loss_audit.identified, has_z=has_z)
         audit = replace(loss_audit, findings=findings, identified=identified)
         return bottom_line(audit)[0], [fix.partition(":")[0] for fix in what_to_do(audit)]
@@ -107,18 +107,28 @@ def test_a_loss_audit_says_what_is_wrong_and_one_fix_per_finding(loss_audit: Los
     assert opening.startswith("Fix this loss before you train with it: 2 errors (forward_backward_mismatch, zero")
     assert fixes == ["zero_gradient_z, forward_backward_mismatch"]
     _, fixes = advised(
-        ("overwrites_input", "warning"), ("differs_from_expected", "error"), ("forward_backward_mismatch", "error")
+        ("overwrites_input", "warning"), ("forward_backward_mismatch", "error"), ("differs_from_expected", "error")
     )
     assert fixes == ["forward_backward_mismatch", "differs_from_expected", "overwrites_input"]
-    opening, fixes = advised(("reported_z_value", "error"), ("all_ignored_nonfinite", "warning"))
-    assert opening.startswith(
-        "No errors in what this loss trains, but the Z it reports is wrong: 1 error (reported_z_val"
-    )
-    assert fixes == ["reported_z_value", "all_ignored_nonfinite"]
-    for has_z in (False, None):  # the Z that is reported may be meant to be trained
-        assert advised(("reported_z_value", "error"), has_z=has_z)[0].startswith("Fix this loss")
-    assert advised(("reported_z_value", "error"), ("not_off", "error"))[0].startswith("Fix this loss")
-    assert advised(("returned_values", "note"))[0] == "No errors in what this loss trains; 1 note (returned_values)."
+    opening, _ = advised(("reported_z_no_gradient", "note"))
+    assert opening == "No errors in what this loss trains; 1 note (reported_z_no_gradient)."
+
+
+def test_a_finding_is_shown_with_its_consequence_and_its_remedy(loss_audit: LossAudit) -> None:
+    wrong = Finding("counted_twice", "finding", "Twice.", severity="error", remedy="add it once", consequence="λ is 2λ")
+    audit = replace(loss_audit, findings=(wrong,))
+    assert what_to_do(audit) == ["counted_twice: add it once."]
+    assert "Twice. Consequence: λ is 2λ." in " ".join(joined(loss_audit_summary(audit)).split())
+    assert "Consequence: λ is 2λ." in render_page(decide_results(loss_audits=(audit,)))
+
+
+def test_a_scaled_loss_is_shown_with_its_coefficient_relative_to_cross_entropy(loss_audit: LossAudit) -> None:
+    got = replace(loss_audit.identified, ce_scale=0.125, coef=1e-4)
+    line = headline(replace(loss_audit, identified=got))
+    assert "CE over valid tokens (scaled by 0.125)" in line
+    assert "λ = 0.0001 (0.0008 relative to CE)" in line
+    both = replace(got, ce_scale=0.9, extra={"or_label_smoothing": 0.1, "or_target": 50.0})
+    assert "Label smoothing 0.1 with c = 50 has the same gradient." in headline(replace(loss_audit, identified=both))
 
 
 def test_the_card_of_r_z_is_about_the_run_of_the_verdict(report: AuditReport) -> None:

@@ -141,7 +141,7 @@ def test_the_curve_of_a_loss_audit_is_a_table_on_a_base_install(
     curve = replace(loss_audit, identified=replace(loss_audit.identified, curve=((3.25, 0.125), (4.5, 0.375))))
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     text = render_page(decide_results(loss_audits=(curve,)))
-    assert all(part in text for part in ("Coefficient of p against log Z", "3.25", "0.375"))
+    assert all(part in text for part in ("Measured points of the penalty", "3.25", "0.375"))
     assert "vl-convert-python" not in text
 
 
@@ -208,13 +208,13 @@ def test_missing_parts_leave_their_reasons_not_holes(bare: AuditReport) -> None:
 def test_a_page_without_an_audit_has_the_map_the_verdicts_and_the_severity_of_findings(
     loss_audit: LossAudit, comparison: Comparison
 ) -> None:
-    mild = Finding("all_ignored_nonfinite", "finding", "a batch without targets is NaN", None, "warning")
+    mild = Finding("all_ignored_nonfinite", "finding", "a batch without targets is NaN", None, "note")
     grave = Finding("counted_twice", "finding", "Z is added twice", None, "error")
     good = Finding("overflow", "pass", "large logits are finite")
     found = replace(loss_audit, findings=(good, mild, grave))
     text = render_page(decide_results(loss_audits=(found,), comparisons=(comparison,)))
     verdicts = re.findall(r'<td class="t tone-\w+" data-value="\d">([^<]+)</td>', text)
-    assert verdicts == ["✗ error", "! warning", "✓ pass"]
+    assert verdicts == ["✗ error", "i note", "✓ pass"]
     assert "heavy, λ 1" in text
     # Stages that were not evaluated for one reason share a line, and each is named.
     lines = re.findall(r'<span class="stage">([^<]+)</span>', text)

@@ -130,7 +130,14 @@ def test_kinds_are_distinguished_and_other_json_is_skipped(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"schema": "zloss.audit/9"}', "reads zloss.audit/1"),
+        (
+            '{"schema": "zloss.audit/9"}',
+            "schema 'zloss.audit/9', but this version reads zloss.audit/1: run the command that wrote it again.",
+        ),
+        (
+            '{"schema": "zloss.loss-audit/1"}',
+            "but this version reads zloss.loss-audit/2: run the command that wrote it",
+        ),
         ('{"schema": "other/1"}', "is not a zloss result"),
         ("[1, 2]", "is not a zloss result"),
         ('{"schema": "zloss.audit/1", "model": 3}', "not a readable audit: `model` is expected to be an object"),

@@ -20,7 +20,7 @@ WRITTEN = {
     # schema: (file, what writes it)
     "zloss.audit/1": ("report.json", "`zloss audit`, and `zloss drift` for each checkpoint"),
     "zloss.decisions/1": ("decisions.json", "`zloss report`"),
-    "zloss.loss-audit/1": ("report.json", "`zloss audit-loss --out`"),
+    "zloss.loss-audit/2": ("report.json", "`zloss audit-loss --out`"),
     "zloss.implementation-audit/1": ("implementation_audit.json", "`zloss audit-implementation`"),
     "zloss.router-scale/1": ("router_scale.json", "`zloss router-scale --out`"),
     "zloss.measured-router-scale/1": ("measured_router_scale.json", "`zloss.measure_router_scale(...).write(...)`"),

@@ -25,6 +25,7 @@ def generated() -> dict[Path, str]:
         DOCS / "reference" / "python.md": with_parts(
             DOCS / "reference" / "python.md", names=names(DOCS / "reference" / "python.md")
         ),
+        DOCS / "audit_loss.md": with_parts(DOCS / "audit_loss.md", checks=tables.checks()),
         DOCS / "coming_from.md": with_parts(DOCS / "coming_from.md", heads=tables.heads(), routers=tables.routers()),
         DOCS / "support_transformers.md": tables.support_page(),
         DOCS / "evidence.md": with_parts(DOCS / "evidence.md", summary=tables.summary(), claims=tables.claims()),

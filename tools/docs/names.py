@@ -55,7 +55,9 @@ def _arguments(shown: Any) -> str:
     for argument in inspect.signature(shown).parameters.values():
         if argument.kind is inspect.Parameter.KEYWORD_ONLY and "*" not in words:
             words.append("*")
-        if argument.default is inspect.Parameter.empty:
+        if argument.kind is inspect.Parameter.VAR_KEYWORD:
+            words.append(f"**{argument.name}")
+        elif argument.default is inspect.Parameter.empty:
             words.append(argument.name)
         else:
             words.append(f"{argument.name}={_default(argument.default)}")

@@ -1,4 +1,4 @@
-"""Generated tables of coming_from.md (equivalents), evidence.md (claims) and support_transformers.md (model classes)."""
+"""Generated tables: equivalents, checks of a loss, claims of the paper, model classes of transformers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import zloss
 from tools.docs.markdown import sentence, table
+from zloss.audit.loss.checks import CHECKS
 from zloss.errors import InputError
 from zloss.integrations.transformers import support
 from zloss.results.files import read_record
@@ -43,6 +44,12 @@ def routers() -> str:
         )
         lines.append((f"`{name}`", f"{scale.relative:g}", "none" if equal is None else f"{equal:.4g}"))
     return table(("convention", "s_rel:", "λ_R that equals 1e-3 of `token_layer_mean`:"), lines)
+
+
+def checks() -> str:
+    """One line per check of the audit of a loss."""
+    lines = ((f"`{one.id}`", one.severity, one.question, one.consequence) for one in CHECKS.values())
+    return table(("id", "severity", "the question", "what a finding means"), lines)
 
 
 def reproductions() -> list[tuple[str, ReproductionRecord]]:

@@ -89,8 +89,8 @@ class AuditLoss:
         from zloss.decide.answer import decide_results
         from zloss.errors import InputError, require_version
         from zloss.report.files import write_result
+        from zloss.report.loss_test import pytest_file
         from zloss.results.folder import Owner, check_folder, refuse_other
-        from zloss.testing import pytest_file
 
         progress = choose_progress(self.quiet)
         # The loss may change the working directory: the folder is the one meant now.

@@ -207,7 +207,7 @@ def _what_to_do(audit: LossAudit) -> list[Text]:
 
 def severity(finding: Finding) -> str:
     """The severity of a finding, else the verdict."""
-    return finding.severity or finding.verdict
+    return finding.severity or ("note" if finding.verdict == "finding" else finding.verdict)
 
 
 def headline(audit: LossAudit) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from zloss.errors import InputError
 from zloss.results.record import ResultRecord, within
 
 Verdict = Literal["pass", "finding", "not_applicable"]
@@ -293,13 +292,6 @@ class LossAudit(ResultRecord):
     """The audited loss by name, the probes, versions, and seconds."""
     target_model: TargetModelSource | None = None
     """The source on a model's own logits; None if no model was given."""
-
-    def __post_init__(self) -> None:
-        for one in self.findings:
-            if (one.severity is None) == (one.verdict == "finding"):
-                raise InputError(
-                    f"the check {one.id!r} has the verdict {one.verdict!r} and the severity {one.severity!r}."
-                )
 
     @property
     def found(self) -> tuple[Finding, ...]:
