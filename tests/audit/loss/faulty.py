@@ -257,13 +257,10 @@ ALSO_TRUE: dict[str, set[str]] = {
     # The gradient of a detached or filtered part is not the derivative of the value; a penalty that is no known one is
     # unexplained too; whatever draws random numbers or keeps state disturbs other questions.
     "1 detached max never restored": {"forward_backward_mismatch"},
-    "6 silent reported Z": {"reported_z_dtype"},
     "8 filtered": {"forward_backward_mismatch"},
     "9 softcap derivative missing": {"unexplained_source"},
-    "11 logged is not trained": {"reported_z_dtype"},
     "12 probabilities": {"unexplained_source"},
     "detached Z": {"forward_backward_mismatch"},
-    "bf16 arithmetic": {"reported_z_dtype"},
     "bf16 arithmetic in Z": {"forward_backward_mismatch"},
     "noise": {"unexplained_source"},
     "dropout": {"unexplained_source"},

@@ -573,7 +573,7 @@ def padding_counts_in_z(logits, target):
     return F.cross_entropy(logits[..., :50], target) + z_mean(logits.logsumexp(-1), target)
 
 
-@style(None, "wrong_ignore_index", "ignored_tokens_leak", meant=z())
+@style(None, "other_ignore_index", "ignored_tokens_leak", meant=z())
 def masks_minus_one_only(logits, target):
     """Written for labels of −1; those of −100 are clamped to class 0 and trained."""
     mask = (target != -1).float()

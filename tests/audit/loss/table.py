@@ -2,7 +2,7 @@
 
     python -m tests.audit.loss.table              the table, and the time per audit; exit code 1 where one is wrong
     python -m tests.audit.loss.table --wrong      only what is open or wrong, with the reasons
-    python -m tests.audit.loss.table NAME ...     these losses, or all of a set: zoo, trap, further, unseen, styles, drawn, 16 bits
+    python -m tests.audit.loss.table NAME ...     these losses, or whole sets: zoo, trap, further, unseen, styles, drawn, 16 bits
 
 Open: the answer is incomplete, and nothing in it is false. Other: the penalty is a function of log Z that is not a
 square; the audit has its measured curve, and does not name its form. A loss that the audit refuses to call counts as open.

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from tests.audit.loss import faulty
 from tests.audit.loss.zoo import ZOO, ce, lse, mean, zl
-from zloss.audit.loss import audit
 from zloss.audit.loss.audit import audit_loss
-from zloss.audit.loss.checks import CHECKS, Found, answer_all
+from zloss.audit.loss.checks import CHECKS, Found
 from zloss.audit.loss.evidence import Evidence
 from zloss.audit.loss.probes import Space, draw
 from zloss.cli.main import main
@@ -48,8 +47,6 @@ def test_the_page_names_every_check_and_none_that_is_gone() -> None:
 def test_a_loss_has_the_finding_and_it_goes_away_with_its_check(
     id: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen: list[Evidence] = []
-    monkeypatch.setattr(audit, "answer_all", lambda e: seen.append(e) or answer_all(e))
     one = CHECKS[id]
     found = {each.id: each for each in audit_loss(one.has, **one.options).found}
     assert id in found
@@ -65,8 +62,11 @@ def test_a_loss_has_the_finding_and_it_goes_away_with_its_check(
             exec(each.witness.code(linear=bool(one.options.get("linear"))), {"my_loss": one.has})
             assert capsys.readouterr().out.endswith(f"\n{each.witness.line}\n")
 
-    monkeypatch.setitem(CHECKS, id, replace(one, measure=lambda e: None))
-    assert id not in {each.id for each in answer_all(seen[0]) if each.verdict == "finding"}
+    # Only what this loss was found to have is asked again: the other checks answered otherwise already.
+    for other in CHECKS:
+        if other == id or other not in found:
+            monkeypatch.setitem(CHECKS, other, replace(CHECKS[other], measure=lambda e: None))
+    assert id not in {each.id for each in audit_loss(one.has, **one.options).found}
 
 
 @pytest.mark.usefixtures("bf16_only")
@@ -137,7 +137,7 @@ def test_the_result_is_the_contract_and_survives_the_file() -> None:
     assert audited.identified.curve is not None
     points = torch.tensor(audited.identified.curve)
     assert bool((points[1:, 0] >= points[:-1, 0]).all())
-    assert points[:, 1].tolist() == pytest.approx(torch.sign(points[:, 0]).mul(1e-3).tolist(), abs=1e-7)
+    assert points[:, 1].tolist() == pytest.approx(torch.sign(points[:, 0]).mul(1e-3).tolist(), abs=5e-7)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from zloss.audit.loss.audit import audit_loss
 from zloss.results.loss_audit import LossAudit
 
 ROWS = list(cases())
-EVERY = {"zoo": 24, "trap": 14, "further": 20, "unseen": 14, "styles": 10, "drawn": 90}
+EVERY = {"zoo": 36, "trap": 20, "further": 25, "unseen": 14, "styles": 12, "drawn": 130}
 """One loss in so many of a corpus; compiled ones, heads and large vocabularies take seconds each and are left to the table."""
 SAMPLE = [
     row

@@ -83,7 +83,7 @@ def check_recovered(loss: Function, coef: float, c: float, names: tuple[str, str
     assert abs(got.target - c) <= (got.uncertainty.target or 0.0)
 
 
-@pytest.mark.parametrize("draw", range(12))
+@pytest.mark.parametrize("draw", range(8))
 def test_random_coefficients_targets_and_denominators_are_recovered(draw: int) -> None:
     random.seed(draw)
     coef, c = 10 ** random.uniform(-6, 0), random.uniform(-5, 15)
@@ -239,15 +239,13 @@ def mixed(coordinate: str, mix: str, *, coef: float = COEF, detached: bool = Fal
 
 
 @pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize(
-    ("coordinate", "coef"), [("raw", COEF), ("centered", COEF), ("max_shifted", COEF), ("raw", 1e-6)]
-)
+@pytest.mark.parametrize(("coordinate", "coef"), [("raw", COEF), ("centered", COEF), ("raw", 1e-6)])
 def test_rounding_of_the_fp32_part_is_not_taken_for_structure(coordinate: str, coef: float, mix: str) -> None:
     audit = audit_loss(mixed(coordinate, mix, coef=coef), off=without_z(mix))
     got = audit.identified
     assert got.coordinate == coordinate
     assert got.coef == pytest.approx(coef, rel=1e-4 if coef == COEF else 1e-3)
-    assert found(audit) == ({"max_shifted"} if coordinate == "max_shifted" else set())
+    assert found(audit) == set()
     assert (got.ce_denominator, got.z_denominator, got.computes_in) == ("valid", "valid", "float32")
     assert got.target == pytest.approx(0.0, abs=1e-4 if coef == COEF else 2e-2)
     assert abs(got.coef - coef) <= (got.uncertainty.coef or 0.0)

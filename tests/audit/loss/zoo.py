@@ -617,10 +617,7 @@ OF_LOGITS: dict[str, tuple[Loss, Answer]] = {
         z_over(lambda y: count_of(y).sqrt()),
         found("denominator_mismatch", coef=LAMBDA, z_denominator="sqrt_valid"),
     ),
-    "Z/(N + 1)": (
-        z_over(lambda y: valid_of(y).sum() + 1),
-        exact(z_denominator="valid+1"),
-    ),
+    "Z/(N + 1)": (z_over(lambda y: valid_of(y).sum() + 1), exact(z_denominator="valid+1")),
     "both over N + 1": (
         both_over(lambda y: valid_of(y).sum() + 1),
         exact(ce_denominator="valid+1", z_denominator="valid+1"),
@@ -637,14 +634,8 @@ OF_LOGITS: dict[str, tuple[Loss, Answer]] = {
     "returns ce, z": (lambda z, y: (ce(z, y), zl(z, y)), no_z()),
     "returns ce, z without λ": (lambda z, y: (ce(z, y), zl(z, y, 1.0)), no_z()),
     "returns ce without z, logits": (lambda z, y: (ce(z, y), z), no_z()),
-    "reports 16 times Z": (
-        lambda z, y: (plain(z, y), 16 * zl(z, y).detach()),
-        exact(),
-    ),
-    "calls something else z": (
-        lambda z, y: {"loss": plain(z, y), "z_loss": z.square().mean().detach()},
-        exact(),
-    ),
+    "reports 16 times Z": (lambda z, y: (plain(z, y), 16 * zl(z, y).detach()), exact()),
+    "calls something else z": (lambda z, y: {"loss": plain(z, y), "z_loss": z.square().mean().detach()}, exact()),
     # kinks
     "clamped ±50": (of(lambda z: z.clamp(-50, 50)), cannot_tell()),
     "clamped above 30.5": (of(lambda z: z.clamp(max=30.5)), cannot_tell()),
@@ -718,10 +709,7 @@ OF_LOGITS: dict[str, tuple[Loss, Answer]] = {
         found("max_shifted", "forward_backward_mismatch", coef=LAMBDA),
     ),
     # reported values that differ from the trained ones only where tokens are ignored
-    "reports Z over all tokens": (
-        lambda z, y: (plain(z, y), LAMBDA * lse(z).square().mean().detach()),
-        exact(),
-    ),
+    "reports Z over all tokens": (lambda z, y: (plain(z, y), LAMBDA * lse(z).square().mean().detach()), exact()),
     "reports CE over all tokens": (
         lambda z, y: {"loss": plain(z, y), "ce": ce_sum(z, y).detach() / y.numel(), "z_loss": zl(z, y).detach()},
         exact(),
@@ -742,10 +730,7 @@ OF_LOGITS: dict[str, tuple[Loss, Answer]] = {
         )
         for index in (0, 61)
     },
-    "raw and centered": (
-        raw_and_centered,
-        unexplained("two penalties", coef=LAMBDA),
-    ),
+    "raw and centered": (raw_and_centered, unexplained("two penalties", coef=LAMBDA)),
     # what depends on the dtype of the logits
     "Z of fp16 logits": (z_of(lambda z: z.half().to(z.dtype)), found("low_precision_source", coef=LAMBDA)),
     "no Z in 16 bits": (no_z_in(BF16, FP16), found("low_precision_source", coef=LAMBDA, words="bfloat16")),
