@@ -1,10 +1,10 @@
-"""Run times of `zloss.audit_loss` by kind of loss, in the lines of the tables of docs/audit_loss.md.
+"""Run times of `zloss.audit_loss` by kind of loss.
 
     python benchmarks/bench_audit_loss.py [--repeat 3] [--only TEXT]
 
-Each line of "What it can identify" is measured on losses of the zoo of the tests and on those below. A loss is audited `repeat`
-times with default options, all losses in turn; its time is the smallest. The table has the smallest and the largest time among
-the losses of a line, in seconds of wall time, and how often a loss was called. Run it on a quiet machine.
+Each line is measured on losses of the zoo of the tests and on those below. A loss is audited `repeat` times, all losses in turn;
+its time is the smallest. The table has the smallest and the largest time among the losses of a line, in seconds of wall time,
+and how often a loss was called. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "a part that is switched": ("sum of Z clipped",),
     "16-bit arithmetic throughout": ("bf16, λ = 1e-5",),
 }
-"""Beginning of a line of the table → losses that it is measured on."""
+"""Kind of loss → losses that it is measured on."""
 
 
 def case(name: str) -> Case:
@@ -127,11 +127,11 @@ def main() -> None:
             taken = time.perf_counter() - started
             seconds[name], calls[name] = min(taken, seconds.get(name, taken)), audit.provenance["calls"]
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, least of {options.repeat} audits\n")
-    print("| the loss | seconds | calls |\n|---|---:|---:|")
+    print("| kind of loss | seconds | calls |\n|---|---:|---:|")
     for title, names in lines.items():
         least, most = min(seconds[name] for name in names), max(seconds[name] for name in names)
         span = f"{least:.1f}" if most - least < 0.5 else f"{least:.1f} to {most:.1f}"
-        print(f"| {title} … | {span} | {min(calls[n] for n in names)} to {max(calls[n] for n in names)} |")
+        print(f"| {title} | {span} | {min(calls[n] for n in names)} to {max(calls[n] for n in names)} |")
 
 
 if __name__ == "__main__":

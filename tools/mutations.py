@@ -206,10 +206,10 @@ MUTATIONS = (
     ),
     Mutation(
         "A finding that one draw is enough for",
-        "zloss/audit/loss/findings.py",
-        'lost = {id: one for id, one in seen.items() if one.verdict != "finding"}',
-        "lost: dict[str, Finding] = {}",
-        "tests/audit/loss/test_second_draw.py",
+        "zloss/audit/loss/checks.py",
+        'if CHECKS[id].answer(second).verdict != "finding":',
+        "if second is None:",
+        "tests/audit/loss/test_checks.py",
     ),
 )
 
