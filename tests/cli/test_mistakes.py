@@ -59,13 +59,26 @@ MISTAKES = [
     ("audit --target 1e308", "--target is expected to be a number between -1e6 and 1e6, but got 1e+308."),
     ("audit --seed 99999999999999999999", "--seed is expected to be a whole number between"),
     ("audit-loss {place}/loss.py:loss --out {place}/loop", "cannot write to {place}/loop: Too many levels of symbolic"),
-    ("audit-loss {place}/loss.py:loss --valid-vocab 99999999999999", "--valid-vocab is expected to be at most 4194304"),
-    (
-        "audit-loss {place}/loss.py:loss --ignore-index 100000000000000000000000",
-        "--ignore-index is expected to fit in 64",
+    *(
+        (
+            f"audit-loss {{place}}/loss.py:loss --out {{place}}/new {option}",
+            f"{option.split()[0]} is expected to be a {kind}",
+        )
+        for option, kind in (
+            ("--valid-vocab 99999999999999", "whole number"),
+            ("--vocab 1", "whole number"),
+            ("--tokens 0", "whole number"),
+            ("--ignore-index 100000000000000000000000", "whole number"),
+            ("--seed 9223372036854775808", "whole number"),
+            ("--softcap 0", "positive number"),
+            ("--logit-scale nan", "positive number"),
+            ("--time-limit nan", "positive number"),
+        )
     ),
-    ("audit-loss {place}/loss.py:loss --seed 9223372036854775808", "--seed is expected to be a whole number between"),
-    ("audit-loss {place}/loss.py:loss --time-limit nan", "--time-limit is expected to be 0 (none) or between"),
+    ("audit-loss {place}/loss.py:loss --out {place}/new --target e", "--target"),
+    ("audit-loss {place}/loss.py:loss --out {place}/new --coef inf", "--coef is expected to be a finite number"),
+    ("audit-loss {place}/loss.py:lose --out {place}/new", "Did you mean 'loss'?"),
+    ("audit-loss {place}/loss.py:loss --out {place}/new --off {place}/loss.py:of", "unknown name in"),
     ("audit-implementation nowhere", "model 'nowhere' not found"),
     ("audit-implementation {gpt2} --implementations lige", "Did you mean 'liger'?"),
     ("audit-implementation {gpt2} --methods ce,standrad", "Did you mean 'standard'?"),
