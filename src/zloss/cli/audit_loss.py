@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -83,28 +85,46 @@ class AuditLoss:
     """Print only errors."""
 
     def run(self, argv: Sequence[str]) -> int:
-        from zloss.audit.loss.audit import audit_loss
-        from zloss.audit.loss.calls import LossCallError, load_function
-        from zloss.console import choose_progress
         from zloss.decide.answer import decide_results
-        from zloss.errors import InputError, require_version
         from zloss.report.files import write_result
         from zloss.report.loss_test import pytest_file
         from zloss.results.folder import Owner, check_folder, refuse_other
 
-        progress = choose_progress(self.quiet)
         # The loss may change the working directory: the folder is the one meant now.
         folder = Path(self.out).absolute() if self.out else None
         if folder is not None:
             check_folder(folder)
             refuse_other(folder, Owner("loss-audit", self.function), force=self.force)
+        # What the loss prints is no part of a test.
+        with contextlib.redirect_stdout(sys.stderr if self.write_test else sys.stdout):
+            audit = self._audit()
+        written = [] if folder is None else write_result(folder, decide_results(loss_audits=(audit,)))
+        if self.write_test:
+            stated = self._expected | self._places | self._options | {"seed": self.seed, "time_limit": self.time_limit}
+            defaults = {field.name: field.default for field in fields(self)}
+            given = {key: value for key, value in stated.items() if value != defaults[key]}
+            print(pytest_file(audit, self.function, strict=self.strict, **given), end="")
+            return 0
+        if not self.quiet:
+            self._print(audit)
+            for path in written:
+                print(Path(self.out) / path.name)
+        return 1 if (audit.found if self.strict else audit.errors) else 0
+
+    def _audit(self) -> LossAudit:
+        from zloss.audit.loss.audit import audit_loss
+        from zloss.audit.loss.calls import LossCallError, load_function
+        from zloss.console import choose_progress
+        from zloss.errors import InputError, require_version
+
+        progress = choose_progress(self.quiet)
         if self.jax:  # before the user's module, which imports it
             require_version("jax", "0.8", "Auditing a JAX loss", "jax")
         function = load_function(self.function)
         functions: dict[str, Any] = {key: load_function(name) for key, name in self._places.items()}
         tokens = self._model_tokens(progress)
         try:
-            audit = audit_loss(
+            return audit_loss(
                 function,
                 **functions,
                 **self._options,
@@ -118,19 +138,6 @@ class AuditLoss:
         except InputError as error:
             kind = LossCallError if isinstance(error, LossCallError) else InputError
             raise kind(_with_flags(str(error))) from error
-        written = [] if folder is None else write_result(folder, decide_results(loss_audits=(audit,)))
-        if self.write_test:
-            run = {"seed": self.seed, "time_limit": self.time_limit}
-            stated = self._expected | self._places | self._options | run
-            defaults = {field.name: field.default for field in fields(self)}
-            given = {key: value for key, value in stated.items() if value != defaults[key]}
-            print(pytest_file(audit, self.function, strict=self.strict, **given), end="")
-            return 0
-        if not self.quiet:
-            self._print(audit)
-            for path in written:
-                print(Path(self.out) / path.name)
-        return 1 if (audit.found if self.strict else audit.errors) else 0
 
     @property
     def _expected(self) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class Witness:
             f"probe = draw({self.probe!r}, space, seed={self.seed})",
             f"target = probe.target_T.where(probe.target_T >= 0, {ignore_index})",
             f"logits = probe.logits_TV.to(torch.{self.dtype}).requires_grad_()",
-            f"value = loss_of({called}({hidden + 'logits.T' if linear else 'logits'}, target))",
+            f"value = loss_of({called}({hidden + 'logits.T.clone()' if linear else 'logits.clone()'}, target))",
             "value.backward()",
             'print(f"value {value.item():.6g}, norm of its gradient {logits.grad.norm():.6g}")',
             f"print({self.line!r})",
