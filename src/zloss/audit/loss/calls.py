@@ -139,14 +139,14 @@ class Loss:
         return outcome if outcome.finite else None
 
     def on_head(
-        self, hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor, dtype: torch.dtype
-    ) -> tuple[float, Tensor, Tensor]:
-        """(value, ∂/∂hidden, ∂/∂weight) of a linear loss on a real head; gradients in fp64."""
+        self, hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor, dtype: torch.dtype, *, upstream: float = 1.0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(value, ∂/∂hidden, ∂/∂weight) of a linear loss on a real head; gradients in fp64, of `upstream` times the loss."""
         place = replace(self, linear=False)._placed(Probe(hidden_TD, target_T, hidden_TD.shape[-1]))
         leaves = [x.detach().to(self.device, dtype, copy=True).requires_grad_() for x in (place[0], weight_VD)]
-        loss, _, _ = self._run(leaves, place[1], 1.0, None, None)
+        loss, _, _ = self._run(leaves, place[1], upstream, None, None)
         hidden, weight = ((torch.zeros_like(x) if x.grad is None else x.grad).cpu().double() for x in leaves)
-        return float(loss.double().sum()), hidden[self._counted(len(hidden))], weight
+        return loss, hidden[self._counted(len(hidden))], weight
 
     def _placed(self, probe: Probe) -> tuple[Tensor, Tensor]:
         """Rows and targets as the loss wants them: a loss that shifts gets rows without a target at the end of each sequence."""

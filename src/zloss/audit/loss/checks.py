@@ -436,6 +436,8 @@ def chunk_accumulation(e: Evidence) -> Found:
         f"{many.weight_error:.2g} with {len(many.off_T)}: it is accumulated in 16 bits."
     )
     quantity = "‖dW − fp64‖/‖fp64‖"
+    # Autograd adds the parts of a loss in chunks in the dtype of the weight: a few of them cost less than storing the logits.
+    level: Severity | None = "note" if many.weight_error < 1e-2 else None
     return found(
         e,
         words,
@@ -445,6 +447,7 @@ def chunk_accumulation(e: Evidence) -> Found:
         on=many.probe,
         dtype=many.dtype,
         noise=few.weight_error,
+        severity=level,
     )
 
 
@@ -503,7 +506,8 @@ def low_precision_source(e: Evidence) -> Found:
             return found(e, words, off, quantity="‖applied − fp64‖/‖fp64‖", on=probe, noise=floor)
     if (call := stored(e)) is not None and inconsistent(e) is None and filtered(e) is None:
         off, once = call.weight_error, call.rounded_once
-        words = f"With bf16 inputs it stores 16-bit logits: dW is off by {off:.2g}, rounding alone by {once:.1g}."
+        what = "computes in 16 bits" if call.narrow else "stores 16-bit logits"
+        words = f"With bf16 inputs it {what}: dW is off by {off:.2g}, rounding alone by {once:.1g}."
         quantity = "‖dW − fp64‖/‖fp64‖"
         return found(e, words, off, quantity=quantity, on=call.probe, dtype=call.dtype, noise=once, severity="note")
     if not e.fitted.slopes or e.space.warp.cap is not None:

@@ -170,7 +170,7 @@ def _on_tokens(e: Evidence, tokens: ModelTokens, hidden_TD: Tensor, target_T: Te
     value, grad_hidden, grad_weight = e.loss.on_head(hidden_TD, weight_VD, labels, dtype)
     without = None if e.off is None else e.off.on_head(hidden_TD, weight_VD, labels, dtype)[1]
     total, z = (_times_weight(one, weight_VD) for one in (total_TV, z_TV))
-    compared = _compared(e, probe, value, grad_hidden, without, total, z, dtype)
+    compared = _compared(e, probe, float(value), grad_hidden, without, total, z, dtype)
     of_TV = z_TV if e.identified.has_z else total_TV
     error = size = 0.0
     for start in range(0, head.vocab, SLICE):

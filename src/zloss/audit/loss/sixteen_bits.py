@@ -45,6 +45,8 @@ class HeadCall:
     """‖dW − fp64‖/‖fp64‖."""
     rounded_once: float
     """The same of fp64 rounded to the dtype."""
+    narrow: bool
+    """The loss itself comes in 16 bits: all of its arithmetic does."""
 
     @property
     def rms(self) -> float:
@@ -74,12 +76,15 @@ def _call_head(e: Evidence, dtype: torch.dtype, peak: float, tokens: int, vocab:
     target = torch.randint(vocab, (tokens,), generator=generator)
     target = torch.where(torch.arange(tokens) % 2 == 0, logits.argmax(-1), target)
     probe = Probe(logits, allowed(target, e.space), vocab, f"16-bit head, largest logit {peak:g}", e.seed, e.space.warp)
+    scale = e.fitted.ce / e.count("CE", tokens, tokens)
+    # A loss scale keeps the gradients of fp16 inputs in range, as in training.
+    up = 2.0 ** -round(math.log2(abs(scale)))
     try:
-        _, grad_hidden, grad_weight = e.loss.on_head(hidden, weight, probe.target_T, dtype)
+        value, *grads = e.loss.on_head(hidden, weight, probe.target_T, dtype, upstream=up)
     except LossCallError:
         return None
+    grad_hidden, grad_weight = (grad / up for grad in grads)
     total_TV, _ = e.wanted(probe)
-    scale = e.fitted.ce / e.count("CE", tokens, tokens)
     wanted_T, wanted_VD = total_TV.sum(-1), total_TV.T @ hidden
     dead_T = (grad_hidden == 0).all(-1) & ((total_TV @ weight).norm(dim=-1) > 1e-3 * abs(scale))
     unit = torch.finfo(dtype).eps / 2
@@ -91,14 +96,15 @@ def _call_head(e: Evidence, dtype: torch.dtype, peak: float, tokens: int, vocab:
         ROUNDINGS * unit * float((total_TV.norm(dim=-1) / scale).square().mean().sqrt()),
         dead_T,
         relative(grad_weight, wanted_VD),
-        relative(wanted_VD.to(dtype).double(), wanted_VD),
+        relative((wanted_VD * up).to(dtype).double() / up, wanted_VD),
+        value.dtype in DTYPES,
     )
 
 
 def inconsistent(e: Evidence) -> HeadCall | None:
     """The call whose row sums are furthest off because log Z is not that of the backward pass; None if none is."""
     calls = [call_head(e, dtype, peak, 256, 512) for dtype in DTYPES for peak in PEAKS]
-    bad = [one for one in calls if one is not None and one.rms > one.limit and not one.dead_T.any()]
+    bad = [one for one in calls if one is not None and one.rms > one.limit and not one.dead_T.any() and not one.narrow]
     return max(bad, key=lambda one: one.rms) if bad and filtered(e) is None else None
 
 
@@ -108,7 +114,7 @@ def filtered(e: Evidence) -> HeadCall | None:
         flat = call_head(e, dtype, FLAT, 128, FLAT_VOCAB)
         # What is dropped is missing from every row, and much more than a rounding of log Z.
         least = 4 * torch.finfo(dtype).eps / 2 * math.log(FLAT_VOCAB)
-        if flat is not None and -float(flat.off_T.mean()) > max(flat.limit, 0.5 * flat.rms, least):
+        if flat is not None and not flat.narrow and -float(flat.off_T.mean()) > max(flat.limit, 0.5 * flat.rms, least):
             return flat
         sharp = call_head(e, dtype, PEAKS[-1], 256, 512)
         if sharp is not None and sharp.dead_T.any():
@@ -120,7 +126,7 @@ def accumulated(e: Evidence) -> tuple[HeadCall, HeadCall] | None:
     """(few tokens, many tokens) where dW is further off with many; None if it is not."""
     for dtype in DTYPES:
         few, many = (call_head(e, dtype, 5.0, tokens, 512) for tokens in (64, 2048))
-        if few is None or many is None:
+        if few is None or many is None or many.narrow:
             continue
         if many.weight_error > 2.5 * many.rounded_once and many.weight_error > 1.7 * few.weight_error:
             return few, many
@@ -128,6 +134,6 @@ def accumulated(e: Evidence) -> tuple[HeadCall, HeadCall] | None:
 
 
 def stored(e: Evidence) -> HeadCall | None:
-    """The call that shows logits stored in 16 bits; None if they are not."""
+    """The call that shows logits or all arithmetic in 16 bits; None if they are not."""
     call = call_head(e, DTYPES[0], PEAKS[0], 256, 512)
-    return call if call is not None and call.weight_error > 3 * call.rounded_once else None
+    return call if call is not None and (call.narrow or call.weight_error > 3 * call.rounded_once) else None
