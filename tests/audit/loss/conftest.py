@@ -17,7 +17,7 @@ LARGE = 2**17
 @pytest.fixture(scope="package", autouse=True)
 def each_probe_is_drawn_once() -> Iterator[None]:
     """An audit draws about thirty, which depend on nothing but their arguments."""
-    kept = functools.lru_cache(maxsize=64)(probes.draw)
+    kept = functools.lru_cache(maxsize=128)(probes.draw)
 
     def draw(kind: str, space: Space, seed: int) -> Probe:
         return (probes.draw if space.tokens * space.width > LARGE else kept)(kind, space, seed)

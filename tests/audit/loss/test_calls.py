@@ -231,8 +231,13 @@ def test_a_name_that_leads_nowhere_is_refused(name: str, words: str, script: Pat
 
 @pytest.mark.parametrize(
     ("function", "strict", "code", "line"),
-    [("good", True, 0, BEST), ("plain", False, 0, "all_ignored_nonfinite"), ("plain", True, 1, ""), ("twice", False, 1, "counted_twice")],
-)  # fmt: skip
+    [
+        ("good", True, 0, BEST),
+        ("plain", False, 0, "all_ignored_nonfinite"),
+        ("plain", True, 1, ""),
+        ("twice", False, 1, "counted_twice"),
+    ],
+)
 def test_exit_codes_of_the_command(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], function: str, strict: bool, code: int, line: str
 ) -> None:

@@ -83,7 +83,7 @@ def check_recovered(loss: Function, coef: float, c: float, names: tuple[str, str
     assert abs(got.target - c) <= (got.uncertainty.target or 0.0)
 
 
-@pytest.mark.parametrize("draw", range(8))
+@pytest.mark.parametrize("draw", range(6))
 def test_random_coefficients_targets_and_denominators_are_recovered(draw: int) -> None:
     random.seed(draw)
     coef, c = 10 ** random.uniform(-6, 0), random.uniform(-5, 15)
@@ -93,9 +93,7 @@ def test_random_coefficients_targets_and_denominators_are_recovered(draw: int) -
     check_recovered(loss, coef, c, (coordinate, ce_by, z_by), fp64=not fp32)
 
 
-@pytest.mark.parametrize(
-    ("coef", "c"), [(1e-6, 15.0), (1e-6, -5.0), (3e-6, 0.0), (1e-4, 15.0), (1e-2, -5.0), (1.0, 15.0)]
-)
+@pytest.mark.parametrize(("coef", "c"), [(1e-6, 15.0), (1e-6, -5.0), (1e-4, 15.0), (1.0, -5.0)])
 def test_a_fused_fp32_kernel_is_read_beyond_its_rounding(coef: float, c: float) -> None:
     check_recovered(fused(coef, c), coef, c, ("raw", "valid", "valid"), fp64=False)
 
@@ -238,8 +236,10 @@ def mixed(coordinate: str, mix: str, *, coef: float = COEF, detached: bool = Fal
     return loss
 
 
-@pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize(("coordinate", "coef"), [("raw", COEF), ("centered", COEF), ("raw", 1e-6)])
+@pytest.mark.parametrize(
+    ("coordinate", "coef", "mix"),
+    [("raw", COEF, "ce"), ("raw", COEF, "z"), ("centered", COEF, "ce"), ("raw", 1e-6, "z")],
+)
 def test_rounding_of_the_fp32_part_is_not_taken_for_structure(coordinate: str, coef: float, mix: str) -> None:
     audit = audit_loss(mixed(coordinate, mix, coef=coef), off=without_z(mix))
     got = audit.identified
@@ -281,7 +281,7 @@ def test_a_z_of_bf16_logits_has_one_error_and_not_a_wrong_coefficient() -> None:
     assert found(audit_loss(bf16_z, expect={"coef": 1e-4, "target": 0.0})) == {"low_precision_source"}
 
 
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", [0])
 def test_a_z_in_bf16_next_to_a_ce_in_fp64_has_no_wrong_number(seed: int) -> None:
     """λ/N is rounded to bf16 as a whole: the weights of batches differ by 4e-3 then, whatever their tokens say."""
     got = identified(bf16_arithmetic_in_z, seed=seed)

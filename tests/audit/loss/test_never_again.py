@@ -100,7 +100,7 @@ def test_a_loss_cut_off_from_its_inputs_is_refused_in_one_sentence(loss: Loss) -
 
 
 @pytest.mark.parametrize("change", [
-    lambda z: z.clamp(-20, 20), lambda z: z.clamp(max=5), lambda z: z.clamp(0, 0.5), lambda z: z.clamp(min=30), Tensor.relu
+    lambda z: z.clamp(-20, 20), lambda z: z.clamp(max=5), Tensor.relu
 ])  # fmt: skip
 def test_clamped_logits_are_open_or_right(change: Callable[[Tensor], Tensor]) -> None:
     audit = audit_loss(lambda z, y: plain(change(z), y))
@@ -239,9 +239,7 @@ def tail(size: Callable[[int], int]) -> Loss:
 
 
 @pytest.mark.usefixtures("all_sizes")
-@pytest.mark.parametrize(
-    "size", [lambda n: 48, lambda n: 256, lambda n: 2048, lambda n: max(n // 8, 1), lambda n: max(n // 48, 1)]
-)
+@pytest.mark.parametrize("size", [lambda n: 48, lambda n: 2048, lambda n: max(n // 48, 1)])
 def test_a_tail_that_is_never_trained_is_seen_for_every_chunk(size: Callable[[int], int]) -> None:
     audit = audit_loss(tail(size))
     (one,) = (one for one in audit.errors if one.id == "size_dependent")
@@ -313,7 +311,6 @@ def test_what_only_fp64_trains_is_a_note_and_the_answer_is_that_of_fp32() -> Non
 KINKED: dict[str, Loss] = {
     "hinge": penalty(lambda v: F.relu(v - 12) ** 2),
     "dead zone": penalty(lambda v: F.relu((v - 5).abs() - 4) ** 2),
-    "Huber": penalty(lambda v: F.huber_loss(v, torch.zeros_like(v), reduction="none", delta=10.0)),
     "clipped": penalty(lambda v: v.clamp(max=20.0) ** 2),
     "centered hinge": adding(lambda z, y: LAMBDA * mean(F.relu(lse(z) - z.mean(-1) - 6) ** 2, y)),
     "raw and centered": adding(lambda z, y: mean(LAMBDA * lse(z) ** 2 + 3e-3 * (lse(z) - z.mean(-1) - 4.5) ** 2, y)),

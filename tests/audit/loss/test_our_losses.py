@@ -51,7 +51,7 @@ BACKENDS = {
 
 
 @pytest.mark.usefixtures("no_sixteen_bits")
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", ["ce", "standard", "factorized", "gain-aware"])
 def test_our_head_loss_has_no_finding(name: str) -> None:
     def loss(objective: zloss.Objective, reduction: str = "mean") -> Any:
         backend = BACKENDS.get(name, "chunked")
@@ -67,7 +67,7 @@ def test_our_head_loss_has_no_finding(name: str) -> None:
     assert audit.identified.extra == pytest.approx(extra, abs=1e-8)
 
 
-@pytest.mark.parametrize("name", ["ce", "standard", "centered", "factorized"])
+@pytest.mark.parametrize("name", ["standard, c = 0", "centered", "factorized"])
 def test_our_logits_loss_has_no_finding(name: str) -> None:
     backend = "dense" if BACKENDS[name] == "chunked" else "chunked"
     assert found(audit_loss(lambda z, y: zloss.logits_loss(z, y, OBJECTIVES[name], backend=backend))) == set()
@@ -78,8 +78,6 @@ def test_our_logits_loss_has_no_finding(name: str) -> None:
     [
         ({"valid_vocab": 80}, {"valid_vocab": 80}),
         ({"label_smoothing": 0.1}, {}),
-        ({"reduction": "sum"}, {}),
-        ({"ignore_index": -1}, {"ignore_index": -1}),
         ({"softcap": 30.0}, {"softcap": 30.0}),
     ],
 )
