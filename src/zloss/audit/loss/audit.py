@@ -21,12 +21,14 @@ from zloss.audit.loss.model_tokens import ModelTokens, source_on_model
 from zloss.audit.loss.probes import TOKENS, VOCAB, Space, Warp, head_columns
 from zloss.audit.loss.source import measure_source
 from zloss.console import Progress, Silent
-from zloss.errors import InputError, UnknownNameError, require_version
+from zloss.errors import DtypeError, InputError, ShapeError, UnknownNameError, require_version
 from zloss.results.loss_audit import Identified, LossAudit
-from zloss.tensors import is_number
+from zloss.tensors import check_holds_values, is_number
 
 LOG_V = ("log_v", "log V", "logV")
 """Words for c = log V in `expect`; the first is that of `target_rule`."""
+MOST_ROWS = 2**20
+"""Rows of a vocabulary that there is memory for."""
 EXPECTABLE = ("coef", "target", "coordinate", "denominator", "ce_denominator", "z_denominator", "label_smoothing")
 
 
@@ -78,6 +80,7 @@ def audit_loss(
             f"{loss_name(fn)} takes {taken} and no targets: it looks like the Z-loss of a router. Audit the routers of a model "
             "with `zloss.audit_router(model, batches)`, or bind the coefficient and pass a function of (logits, target)."
         )
+    _check_tensors(logits, target)
     numbers = {"ignore_index": ignore_index, "seed": seed, "valid_vocab": valid_vocab, "vocab": vocab, "tokens": tokens}
     _check_numbers(numbers, softcap, logit_scale, time_limit)
     wanted = _check_expected(expect)
@@ -117,6 +120,7 @@ def audit_loss(
         "probe_tokens": space.tokens,
         "probe_vocab": space.lanes,
         **({"probe_width": head_columns(space.tokens)[0]} if linear else {}),
+        "ignore_index": loss.ignore_index,
         "calls": loss.calls,
         "seed": seed,
         "zloss": __version__,
@@ -135,13 +139,42 @@ def _at_vocabulary(e: Evidence, lanes: int) -> Identified:
     return replace(got, target=got.target + math.log(lanes / got.vocab), vocab=lanes)
 
 
+def _check_tensors(logits: Any, target: Any) -> None:
+    if target is not None and logits is None:
+        raise InputError("`target` was given without `logits`: pass both, or neither.")
+    for name, given in (("logits", logits), ("target", target)):
+        if given is None:
+            continue
+        if not isinstance(given, Tensor):
+            raise DtypeError(
+                f"`{name}` is expected to be a tensor, but got {type(given).__name__}: pass `torch.as_tensor(...)`."
+            )
+        check_holds_values(**{name: given})
+    if logits is None:
+        return
+    if logits.dim() < 2 or not logits.is_floating_point() or logits.shape[-1] < 2 or not logits.numel():
+        raise ShapeError(
+            f"`logits` is expected to be a floating tensor [..., V] with tokens and V ≥ 2, but got {list(logits.shape)} "
+            f"{logits.dtype}."
+        )
+    if target is not None and (target.is_floating_point() or target.dtype == torch.bool):
+        raise DtypeError(f"`target` is expected to hold class indices, but got {target.dtype}.")
+
+
 def _check_numbers(whole: dict[str, Any], softcap: Any, logit_scale: Any, time_limit: Any) -> None:
     least = {"valid_vocab": 2, "vocab": 2, "tokens": 4, "seed": 0, "ignore_index": -(2**31)}
     for key, value in whole.items():
         if value is None and key in ("valid_vocab", "vocab", "tokens"):
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or not least[key] <= value < 2**31:
-            raise InputError(f"`{key}` is expected to be a whole number of at least {least[key]}, but got {value!r}.")
+        most = MOST_ROWS if key in ("valid_vocab", "vocab", "tokens") else 2**31 - 1
+        if isinstance(value, bool) or not isinstance(value, int) or not least[key] <= value <= most:
+            raise InputError(
+                f"`{key}` is expected to be a whole number from {least[key]} to {most}, but got {value!r}."
+            )
+    if whole["vocab"] is not None and (whole["valid_vocab"] or 0) > whole["vocab"]:
+        raise InputError(
+            f"`valid_vocab` is expected to be at most `vocab` = {whole['vocab']}, but got {whole['valid_vocab']}."
+        )
     for key, value in (("softcap", softcap), ("logit_scale", logit_scale), ("time_limit", time_limit)):
         if value is None and key != "logit_scale":
             continue
@@ -151,6 +184,10 @@ def _check_numbers(whole: dict[str, Any], softcap: Any, logit_scale: Any, time_l
 
 
 def _check_expected(expect: Mapping[str, Any] | None) -> dict[str, Any]:
+    if not isinstance(expect, Mapping | None):
+        raise DtypeError(
+            f"`expect` is expected to be a mapping such as {{'coef': 1e-4}}, but got {type(expect).__name__}."
+        )
     wanted = dict(expect or {})
     if isinstance(word := wanted.get("target"), str) and word in LOG_V:
         wanted["target"] = None

@@ -30,7 +30,7 @@ from zloss.errors import InputError, UnknownNameError
 
 LOSS_NAMES = ("total_loss", "loss", "total")
 """What a trained value is called; one without a gradient is never taken."""
-Z_NAMES = ("z_loss", "zloss", "z", "auxiliary", "aux_loss")
+Z_NAMES = ("z_loss", "zloss", "z", "auxiliary")
 
 
 class LossCallError(InputError):
@@ -175,7 +175,7 @@ class Loss:
         given = [*(leaf.clone() for leaf in leaves), target_T.to(self.device, copy=True)]
         names = ("hidden", "weight", "target") if len(leaves) == 2 else ("logits", "target")
         arguments = [
-            x.unflatten(0, (self.sequences, -1)) if self.sequences and name != "weight" else x
+            x.reshape(self.sequences, -1, *x.shape[1:]) if self.sequences and name != "weight" else x
             for name, x in zip(names, given, strict=True)
         ]
         if self.transposed:
@@ -198,7 +198,7 @@ class Loss:
                     root = loss if through is None else others[through]
                     if root.requires_grad:
                         factor = upstream.to(root).view_as(root) if isinstance(upstream, Tensor) else upstream
-                        (root * factor).sum().backward()
+                        torch.autograd.backward((root * factor).sum())
         except LossCallError:
             raise
         except (Exception, SystemExit) as error:
@@ -209,7 +209,7 @@ class Loss:
             ) from error
         if self.time_limit and time.perf_counter() - started > self.time_limit:
             raise LossTimeoutError(
-                f"one call of {self.name} took {time.perf_counter() - started:.0f} s, but `time_limit` is {self.time_limit:g} "
+                f"one call of {self.name} took {time.perf_counter() - started:.2g} s, but `time_limit` is {self.time_limit:g} "
                 "(0: none)."
             )
         before = [*(leaf.detach() for leaf in leaves), target_T.to(self.device)]

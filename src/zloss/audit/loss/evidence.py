@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -26,10 +27,9 @@ from zloss.audit.loss.fit import (
     measure,
     measure_curve,
 )
-from zloss.audit.loss.probes import Probe, Space, Warp, draw, joined, seeded
+from zloss.audit.loss.probes import KINDS, Probe, Space, Warp, draw, joined, seeded
 from zloss.results.loss_audit import Identified, Uncertainty
 
-KINDS = ("mixed", "saturated", "wide")
 SIZES = ((1, 0.25), (1, 1.0), (1, 0.625), (2, 0.375), (2, 1.0), (4, 1.0))
 """(divisor of the probe's rows, share that is valid); half the rows with a mask first, for losses that remember."""
 OFFSET = 101
@@ -257,9 +257,10 @@ def _find_ignored(loss: Loss, space: Space) -> tuple[Space, bool, bool]:
         others = [index for index in (-100, -1, 0, space.lanes - 1) if index != loss.ignore_index]
         loss.ignore_index = next((index for index in others if clean(index)), loss.ignore_index)
     avoid = space.avoid | ({loss.ignore_index} if 0 <= loss.ignore_index < space.lanes else frozenset())
-    # Every class is a target once: one without a gradient is ignored too.
-    classes = torch.arange(space.lanes) % space.lanes
-    probe = draw("mixed", space.sized(space.lanes), loss.seed)
+    # Every class is a target once, the first and the last of a large vocabulary: one without a gradient is ignored too.
+    classes = torch.arange(space.lanes)
+    classes = classes if space.lanes <= 512 else torch.cat([classes[:64], classes[-64:]])
+    probe = draw("mixed", replace(space, tokens=len(classes)), loss.seed)
     outcome = loss.attempt(replace(probe, target_T=classes))
     if outcome is not None:
         silent = classes[outcome.grad_TV.norm(dim=-1) == 0].tolist()
@@ -396,13 +397,15 @@ def _describe(e: Evidence) -> None:
             alone = None if fitted.uniform else fitted.weights_T[rows][keep_T]
             e.batches.append(measure(fitted, probe, outcome.grad_TV, e.unit(), alone))
     weights = [(one.valid, e.rows(one.tokens), one.ce) for one in e.batches]
-    ce_name = _count_name(weights, e.masks) if abs(fitted.ce) > 1e-9 else "none"
+    ce_name = _count_name(weights, e.masks) if float(fitted.weights_T.abs().max()) > 1e-9 else "none"
     z_name = (
         _count_name([(one.valid, e.rows(one.tokens), one.z) for one in e.batches], e.masks) if fitted.slopes else None
     )
     if (
         ce_name == "other"
         and e.masks
+        and fitted.uniform
+        and len(weights) > 4
         and all(math.isclose(weights[i][2], weights[i + 1][2], rel_tol=1e-4) for i in (0, 3))
     ):
         e.changing = "The weight of a batch depends on earlier batches of its shape: a count or mask is kept by shape."
@@ -494,14 +497,20 @@ def _weights(e: Evidence) -> str:
     if fitted.uniform:
         return "groups" if any(one.uneven for one in e.batches) else "uniform"
     probes = [probe for probe, _ in e.base.values()]
-    # A sum of class weights that divides them differs between batches.
-    classes = torch.cat([probe.target_T + 2**20 * i for i, probe in enumerate(probes)])
     places = torch.cat([torch.arange(len(probe.target_T)) for probe in probes])
-    for name, key in (("position", places), ("class", classes)):
-        groups = [fitted.weights_T[key == one] for one in key.unique()]
-        if all(float(one.max() - one.min()) <= 1e-3 * float(fitted.weights_T.abs().max()) for one in groups):
-            return name
-    return "token"
+    groups = [fitted.weights_T[places == one] for one in torch.unique(places)]
+    if all(float(one.max() - one.min()) <= 1e-3 * float(fitted.weights_T.abs().max()) for one in groups):
+        return "position"
+    parts = torch.split(fitted.weights_T, [len(probe.target_T) for probe in probes])
+    weights = [
+        dict(zip(one.target_T.tolist(), w_T.tolist(), strict=True)) for one, w_T in zip(probes, parts, strict=True)
+    ]
+    for one, other in itertools.combinations(weights, 2):
+        # A sum of class weights that divides them differs between batches: only ratios are alike.
+        ratios = [one[c] / other[c] if other[c] else math.nan for c in one.keys() & other.keys()]
+        if ratios and not max(ratios) - min(ratios) <= 1e-3 * abs(ratios[0]):
+            return "token"
+    return "class"
 
 
 def _second_vocabulary(e: Evidence) -> str | None:
@@ -516,17 +525,20 @@ def _second_vocabulary(e: Evidence) -> str | None:
     if again is None:
         return None
     if fitted.smoothing:
-        others = (vocab / (vocab - 1)) / (space.lanes / (space.lanes - 1))
-        if abs(again.smoothing / fitted.smoothing - others) < 0.1 * abs(others - 1):
+        expected = (vocab / (vocab - 1)) / (space.lanes / (space.lanes - 1))
+        if abs(again.smoothing / fitted.smoothing - expected) < 0.1 * abs(expected - 1):
             e.fitted = replace(fitted, others_only=space.lanes)
     if not again.slopes or not again.slopes[0] or not fitted.slopes[0]:
         return None
     moved = again.levels[0] / again.slopes[0] - fitted.levels[0] / fitted.slopes[0]
     others = zip(fitted.slopes[1:], fitted.levels[1:], again.slopes[1:], again.levels[1:], strict=True)
-    e.moves = abs(moved) >= 1e-2 or any(abs(d / (c or 1e-300) - b / (a or 1e-300)) >= 1e-2 for a, b, c, d in others)
-    if abs(moved) < 1e-2:
+    target = abs(fitted.levels[0] / fitted.slopes[0])
+    slack = 20 * sum((one.errors[0][1] + target * one.errors[0][0]) / abs(one.slopes[0]) for one in (fitted, again))
+    slack = max(1e-2, slack)
+    e.moves = abs(moved) >= slack or any(abs(d / (c or 1e-300) - b / (a or 1e-300)) >= slack for a, b, c, d in others)
+    if abs(moved) < slack:
         return "constant"
-    return "log_v" if abs(moved - math.log(vocab / space.lanes)) < 1e-2 else "other"
+    return "log_v" if abs(moved - math.log(vocab / space.lanes)) < slack else "other"
 
 
 def relative(seen: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -161,7 +161,7 @@ def _on_tokens(e: Evidence, tokens: ModelTokens, hidden_TD: Tensor, target_T: Te
     # The scale of the logits belongs to the weight: a loss of (hidden, weight, target) sees z = Wu.
     weight_VD = (head.weight_VD.detach().cpu() * head.logit_scale).to(dtype)
     u_TD = hidden_TD.double()
-    logits_TV = torch.cat([u_TD @ rows.double().T for rows in weight_VD.split(SLICE)], dim=-1)
+    logits_TV = torch.cat([u_TD @ rows.double().T for rows in torch.split(weight_VD, SLICE)], dim=-1)
     probe = Probe(logits_TV, labels, lanes, warp=e.space.warp)
     if e.fitted is not None and e.fitted.beta:
         p_TV = probe.widened(probe.seen_TV.softmax(-1))

@@ -17,6 +17,8 @@ from torch.nn.functional import pad
 TOKENS, VOCAB = 64, 96
 MARGIN = 128.0
 """exp(−128) is 0 in fp32 and 3e-56 in fp64."""
+KINDS = ("mixed", "saturated", "wide")
+"""The batches of an identification."""
 PADDING = -8192.0
 """The logits of columns that do not count."""
 
@@ -116,7 +118,10 @@ class Space:
         return self.lanes != self.width
 
     def sized(self, tokens: int, vocab: int | None = None) -> Space:
-        return replace(self, tokens=tokens, **({} if vocab is None else {"lanes": vocab, "width": vocab}))
+        """Other numbers of tokens and, without padding, of classes."""
+        if vocab is None:
+            return replace(self, tokens=tokens)
+        return replace(self, tokens=tokens, lanes=vocab, width=vocab)
 
 
 def draw(kind: str, space: Space, seed: int) -> Probe:
@@ -153,6 +158,9 @@ def draw(kind: str, space: Space, seed: int) -> Probe:
             seen_TV = ((seen_TV * 4).round() / 4).clamp(-60, 60)
             seen_TV[::4, 0] = seen_TV[::4, 1:].amax(-1)
     target_T = torch.randint(lanes, (space.tokens,), generator=generator)
+    if kind in KINDS:  # together they have every class of a small vocabulary as a target
+        order = torch.randperm(lanes, generator=seeded(seed))
+        target_T = order[(torch.arange(space.tokens) + space.tokens * KINDS.index(kind)) % lanes]
     if kind == "confident":
         target_T = seen_TV.argmax(-1)
     elif kind != "continuous":

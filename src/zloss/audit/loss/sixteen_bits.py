@@ -58,7 +58,8 @@ def call_head(e: Evidence, dtype: torch.dtype, peak: float, tokens: int, vocab: 
     key = (e.seed, dtype, peak, tokens)
     if key not in e.heads:
         e.heads[key] = _call_head(e, dtype, peak, tokens, vocab)
-    return e.heads[key]
+    found: HeadCall | None = e.heads[key]
+    return found
 
 
 def _call_head(e: Evidence, dtype: torch.dtype, peak: float, tokens: int, vocab: int) -> HeadCall | None:

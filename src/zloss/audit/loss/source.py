@@ -26,10 +26,6 @@ def audited_probe(e: Evidence, logits: Tensor | None, target: Tensor | None) -> 
         if target is not None:
             raise InputError("`target` was given without `logits`: pass both, or neither.")
         return draw("continuous", space, e.seed + 1), torch.float32
-    if logits.dim() < 2 or not logits.is_floating_point():
-        raise ShapeError(
-            f"`logits` is expected to be a floating tensor [..., V], but got {list(logits.shape)} {logits.dtype}."
-        )
     flat = logits.detach().reshape(-1, logits.shape[-1])
     if target is None:
         labels = allowed(flat.argmax(-1).cpu(), space)
@@ -58,9 +54,10 @@ def measure_source(e: Evidence, logits: Tensor | None, target: Tensor | None) ->
         return unknown("the gradient is not explained by a known penalty with equal token weights")
     try:
         outcome = e.loss(probe, dtype)
-        without = None if e.off is None else e.off(probe, dtype).grad_TV
     except LossCallError as error:
         return unknown(str(error))
+    switched_off = None if e.off is None else e.off.attempt(probe, dtype)
+    without = None if switched_off is None else switched_off.grad_TV
     if not outcome.finite:
         return unknown("loss or gradient is not finite")
     if e.at(probe.lanes) is None:
@@ -69,7 +66,7 @@ def measure_source(e: Evidence, logits: Tensor | None, target: Tensor | None) ->
     has_z = bool(z_TV.any())
     error_TV = outcome.grad_TV - total_TV
     source_TV, off_TV = (z_TV, error_TV) if has_z else (total_TV, error_TV)
-    if has_z and without is not None and bool(without.isfinite().all()):
+    if has_z and without is not None:
         # An `off` that still applies a Z would give 0: the nearer of the two differences is taken.
         off_TV = min(error_TV, outcome.grad_TV - without - z_TV, key=lambda one: float(one.norm()))
     applied_TV = source_TV + off_TV
