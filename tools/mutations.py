@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -394,21 +395,24 @@ def survives(mutation: Mutation, copy: Path) -> str | None:
     return "its tests pass" if run.returncode == 0 else f"pytest ended with {run.returncode}: {run.stdout[-300:]}"
 
 
-def main(words: list[str]) -> int:
-    chosen = [m for m in MUTATIONS + BLIND if not words or any(word in m.what for word in words)]
-    survivors = 0
+def caught(mutations: Sequence[Mutation]) -> Iterator[tuple[Mutation, str | None]]:
+    """Every mutation, printed, with the reason why it was not caught; None if it was."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "src"
         shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
-        for mutation in chosen:
+        for mutation in mutations:
             began = time.monotonic()
             reason = survives(mutation, copy)
-            survivors += reason is not None
-            print(
-                f"{'caught  ' if reason is None else 'SURVIVED'}  {mutation.what}  ({time.monotonic() - began:.0f} s)"
-            )
+            word = "caught  " if reason is None else "SURVIVED"
+            print(f"{word}  {mutation.what}  ({time.monotonic() - began:.0f} s)", flush=True)
             if reason is not None:
-                print(f"          {reason}")
+                print(f"          {reason}", flush=True)
+            yield mutation, reason
+
+
+def main(words: list[str]) -> int:
+    chosen = [m for m in MUTATIONS + BLIND if not words or any(word in m.what for word in words)]
+    survivors = sum(reason is not None for _, reason in caught(chosen))
     print(f"{len(chosen) - survivors} of {len(chosen)} mutations caught")
     return int(survivors > 0)
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-REFERENCE = "52712fd6893476d5dafdc81c2ca01363570ddafb"
+REFERENCE = "69e49bde016ceb14e0b99f064cb32845b53b0473"
 """The commit that is compared with unless --before names a checkout."""
 ALLOWED = Path(__file__).with_name("same_numbers_allowed.txt")
 NOT_COMPARED = {

@@ -195,10 +195,10 @@ def test_a_mistake_is_one_sentence_and_exit_code_two(
     monkeypatch.setattr(recommend, "probe_cost", lambda *_, **__: slow)
     kept = tmp_path / "kept"
     kept.mkdir()
-    (kept / "report.json").write_text("an earlier report")
+    (kept / "notes.txt").write_text("of somebody else")
     refused(argv(words, places, kept), sentence.format(**places))
-    assert [path.name for path in kept.iterdir()] == ["report.json"]
-    assert (kept / "report.json").read_text() == "an earlier report"
+    assert [path.name for path in kept.iterdir()] == ["notes.txt"]
+    assert (kept / "notes.txt").read_text() == "of somebody else"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def part(weight_VD: Tensor, p_TV: Tensor, method: SvdMethod, *, centered: bool =
     """What the audit computes from Wᵀp."""
     spectrum = head_spectra(weight_VD, method=method)[int(centered)]
     projected = p_TV @ weight_VD - (weight_VD.mean(dim=0) if centered else 0)
-    return leading_part(projected, p_TV.norm(dim=1), spectrum)
+    return leading_part(projected, projected.norm(dim=1) / p_TV.norm(dim=1), spectrum)
 
 
 def by_left_vectors(left_VK: Tensor, sigma_K: Tensor, p_TV: Tensor) -> Tensor:
@@ -73,3 +73,12 @@ def test_a_head_of_low_rank_has_its_whole_gain_in_the_leading_directions() -> No
     for method in ("exact", "randomized"):
         torch.testing.assert_close(part(weight, p, method), gain, rtol=1e-9, atol=0)
     assert float(part(torch.zeros_like(weight), p, "randomized").sum()) == 0
+
+
+def test_the_part_was_larger_than_the_whole_next_to_a_large_mean_row() -> None:
+    """In fp32 the centered Wᵀp is then mostly rounding, which differed between the part and the whole."""
+    weight, p = decaying_head(V, 10).float() + 1e4, softmaxes().float()
+    spectrum = head_spectra(weight, method="exact")[1]
+    centered = p @ weight - weight.mean(dim=0)
+    gain = centered.norm(dim=1) / p.norm(dim=1) * (1 + 1e-4 * torch.linspace(-1, 1, T))  # of another order of summation
+    assert torch.all(leading_part(centered, gain, spectrum) <= gain.square() * (1 + 1e-5))

@@ -126,11 +126,11 @@ def test_scales_load_no_torch() -> None:
 
 def test_a_coefficient_beyond_the_range_of_floats_is_a_raw_overflow() -> None:
     here = {"layers": 16, "top_k": 8}
-    with pytest.raises(CoefficientError, match=r"`coef` = 1e\+308 under 'megatron' .* 'olmoe'.* range of floats"):
+    with pytest.raises(CoefficientError, match="under 'olmoe' is too large for a float"):
         match_coefficient(1e308, "megatron", "olmoe", **here)
-    with pytest.raises(CoefficientError, match=r"`coef` = 1e\+308 .* 'active_route_sum'.* range of floats"):
+    with pytest.raises(CoefficientError, match="too large for a float"):
         router_scale("active_route_sum", tokens=1, coef=1e308, layers=1, top_k=8)
-    with pytest.raises(CoefficientError, match="range of floats"):
+    with pytest.raises(CoefficientError, match="too large for a float"):
         router_scale_table(1e308, "megatron", tokens=1, **here)
 
 

@@ -107,7 +107,13 @@ def _randomized(weight_VD: Tensor, logit_scale: float, seed: int, *, centered: b
     return HeadSpectrum(sigma.double(), energy, directions_DK.double(), "randomized")
 
 
-def leading_part(projected_TD: Tensor, p_norm_T: Tensor, spectrum: HeadSpectrum) -> Tensor:
-    """Σ_j σ_j²⟨p, u_j⟩² / ‖p‖² over the leading directions: their part of a² (paper eq:ap_svd), from Wᵀp."""
+def leading_part(projected_TD: Tensor, gain_T: Tensor, spectrum: HeadSpectrum) -> Tensor:
+    """Σ_j σ_j²⟨p, u_j⟩² / ‖p‖² over the leading directions: their part of a² (paper eq:ap_svd), from Wᵀp.
+
+    As a share of ‖Wᵀp‖², so that it does not exceed a² where the mean row is large and Wᵀp − w̄ is mostly rounding.
+    """
     directions = spectrum.directions_DK.to(projected_TD)
-    return (projected_TD @ directions).square().sum(dim=1) / p_norm_T.square()
+    share_T = (projected_TD @ directions).square().sum(dim=1) / projected_TD.square().sum(dim=1).clamp_min(
+        torch.finfo(projected_TD.dtype).tiny
+    )
+    return share_T * gain_T.square()

@@ -118,6 +118,7 @@ def token_chunks(
         if chunk.target_slope_C is not None:
             target_CD = target_CD * chunk.target_slope_C.unsqueeze(1)
         assert stats.p_norm is not None
+        assert stats.gain is not None
         columns = {
             "ce": chunk.loss.cross_entropy,
             "log_z": stats.log_z,
@@ -127,7 +128,7 @@ def token_chunks(
             "row_max": stats.row_max,
             "delta_u": _delta_u(measurement, stats.log_z, stats.p_norm, stats.gain),
             "delta_u_ce": (shape_CD - target_CD).norm(dim=1),
-            "rank16": leading_part(shape_CD, stats.p_norm, measurement.spectrum("raw")),
+            "rank16": leading_part(shape_CD, stats.gain, measurement.spectrum("raw")),
         }
         if stats.mu is not None and stats.gain_centered is not None:
             shape_centered_CD = shape_CD - mean_row_D.to(shape_CD)
@@ -137,7 +138,7 @@ def token_chunks(
                 "gain_centered": stats.gain_centered,
                 "row_max_centered": stats.row_max - stats.mu,
                 "delta_u_centered": _delta_u(measurement, stats.log_z_centered, stats.p_norm, stats.gain_centered),
-                "rank16_centered": leading_part(shape_centered_CD, stats.p_norm, measurement.spectrum("centered")),
+                "rank16_centered": leading_part(shape_centered_CD, stats.gain_centered, measurement.spectrum("centered")),
             }
         present = {name: columns[name] for name in FLOATS if columns.get(name) is not None}
         yield chunk.tokens, {name: column.cpu().numpy() for name, column in present.items()}, shape_CD

@@ -285,8 +285,8 @@ if importlib.util.find_spec("liger_kernel") is not None:
 
 
 MUTATIONS = {
-    "uniform part dropped": ("g_T / vocab", "0 * g_T"),
-    "target dropped": ("            b_T,", "            0 * b_T,"),
+    "uniform part dropped": ("weighted.g)", "0 * weighted.g)"),
+    "target dropped": ("weighted.b, weighted.g", "0 * weighted.b, weighted.g"),
     "normalizer dropped": ("valid_T, sum_T)", "valid_T, torch.ones_like(sum_T))"),
 }
 
