@@ -299,7 +299,7 @@ def focal_with_z(logits, target):
     return ((1 - p_t) ** 2 * ce_loss).mean() + 1e-4 * torch.logsumexp(logits, dim=1).square().mean()
 
 
-@style(Truth(None), objective=ce_plus(lambda z: 1e-4 * z.mean(-1) ** 2))
+@style(Truth(True), objective=ce_plus(lambda z: 1e-4 * z.mean(-1) ** 2))
 def mu_loss(logits, target):
     """Output embedding centering's μ-loss: only the mean logit is penalized."""
     return F.cross_entropy(logits, target) + 1e-4 * logits.mean(-1)[target != -100].square().mean()

@@ -151,6 +151,14 @@ class Evidence:
                 rows_T = rows_T + z_T / self.count("Z", valid, tokens)
         return float(rows_T[probe.valid_T].sum())
 
+    def z_value(self, probe: Probe) -> float | None:
+        """The penalty in the scalar of the identified objective."""
+        if self.fitted is None or (whole := self.value(probe)) is None:
+            return None
+        plain = replace(self.fitted, form=Form(smoothing=self.fitted.form.smoothing), slopes=(), levels=())
+        ce = replace(self, fitted=plain).value(probe)
+        return None if ce is None else whole - ce
+
     def differs(self, seen: Measured, tolerance: float = TOLERANCE) -> str:
         """In words, how a batch differs from what was identified; "" where it does not."""
         if self.fitted is None:
@@ -259,11 +267,11 @@ def _find_ignored(loss: Loss, space: Space) -> tuple[Space, bool, bool]:
     avoid = space.avoid | ({loss.ignore_index} if 0 <= loss.ignore_index < space.lanes else frozenset())
     # Every class is a target once, the first and the last of a large vocabulary: one without a gradient is ignored too.
     classes = torch.arange(space.lanes)
-    classes = classes if space.lanes <= 512 else torch.cat([classes[:64], classes[-64:]])
+    classes = torch.cat([classes, classes[:5]]) if space.lanes <= 512 else torch.cat([classes[:64], classes[-64:]])
     probe = draw("mixed", replace(space, tokens=len(classes)), loss.seed)
     outcome = loss.attempt(replace(probe, target_T=classes))
     if outcome is not None:
-        silent = classes[outcome.grad_TV.norm(dim=-1) == 0].tolist()
+        silent = set(classes[outcome.grad_TV.norm(dim=-1) == 0].tolist())
         avoid |= frozenset(silent if len(silent) <= 2 else ())
     return replace(space, avoid=avoid), given is not None or clean(loss.ignore_index) is not None, given is False
 

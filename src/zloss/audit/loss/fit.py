@@ -150,7 +150,8 @@ def amounts(form: Form, probe: Probe, grad_TV: Tensor, eps: float) -> Amounts:
     w_T, *others = (x / size).squeeze(-1).unbind(-1)
     q_T = others.pop(0) if form.smoothing else torch.zeros_like(w_T)
     s_KT = torch.stack(others) if others else w_T.new_zeros(0, len(w_T))
-    whole_T = w_T.abs() + s_KT.abs().sum(0) + 1e-2 * (w_T.abs().mean() if len(w_T) else 0.0)
+    whole_T = w_T.abs() + s_KT.abs().sum(0)
+    whole_T = whole_T + 1e-2 * (whole_T.mean() if len(w_T) else 0.0)
     wide = max(1.0, math.sqrt(probe.lanes / 96))  # a softmax of V classes sums V rounded terms
     return Amounts(probe, w_T, q_T, s_KT, rest_T, eps * wide * probe.noise_T * whole_T + 1e-300, use_T)
 
