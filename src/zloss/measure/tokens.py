@@ -138,7 +138,9 @@ def token_chunks(
                 "gain_centered": stats.gain_centered,
                 "row_max_centered": stats.row_max - stats.mu,
                 "delta_u_centered": _delta_u(measurement, stats.log_z_centered, stats.p_norm, stats.gain_centered),
-                "rank16_centered": leading_part(shape_centered_CD, stats.gain_centered, measurement.spectrum("centered")),
+                "rank16_centered": leading_part(
+                    shape_centered_CD, stats.gain_centered, measurement.spectrum("centered")
+                ),
             }
         present = {name: columns[name] for name in FLOATS if columns.get(name) is not None}
         yield chunk.tokens, {name: column.cpu().numpy() for name, column in present.items()}, shape_CD

@@ -205,7 +205,9 @@ def _check_depth(name: str, identifier: str, place: Mapping[str, Any]) -> None:
             with safe_open(cached_file(identifier, "model.safetensors", **place), framework="pt") as weights:
                 tensors = len(weights.keys())
         except OSError:
-            with open(cached_file(identifier, "model.safetensors.index.json", **place) or "", encoding="utf-8") as index:
+            with open(
+                cached_file(identifier, "model.safetensors.index.json", **place) or "", encoding="utf-8"
+            ) as index:
                 tensors = len(json.load(index)["weight_map"])
     except Exception:
         return

@@ -449,7 +449,7 @@ def _penalty(e: Evidence, got: Identified, counts: list[float], rule: str | None
     words = " and ".join(one.words for one in fitted.form.penalties)
     shared = fitted.shared or (got.ce_weights == "groups" and all(one.shared for one in e.batches if one.uneven))
     got = replace(got, penalty=words, z_weights="shared" if shared else "uniform")
-    if abs(slope) * float(v_T.std()) < 1e-3 * abs(slope * float(v_T.mean()) - level):
+    if not first.finding and abs(slope) * float(v_T.std()) < 1e-3 * abs(slope * float(v_T.mean()) - level):
         points = ((float(v_T.min()), -level / (fitted.ce or 1.0)), (float(v_T.max()), -level / (fitted.ce or 1.0)))
         return replace(
             got,

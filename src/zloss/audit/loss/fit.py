@@ -151,7 +151,9 @@ def amounts(form: Form, probe: Probe, grad_TV: Tensor, eps: float) -> Amounts:
     q_T = others.pop(0) if form.smoothing else torch.zeros_like(w_T)
     s_KT = torch.stack(others) if others else w_T.new_zeros(0, len(w_T))
     whole_T = w_T.abs() + s_KT.abs().sum(0)
-    whole_T = whole_T + 1e-2 * (whole_T.mean() if len(w_T) else 0.0)
+    if bool(use_T.any()):  # without CE, tokens whose penalty happens to vanish still have its rounding
+        typical, most = float(w_T.abs().mean()), float(whole_T[use_T].mean())
+        whole_T = whole_T + 1e-2 * (typical if typical > 1e-9 * most else most)
     wide = max(1.0, math.sqrt(probe.lanes / 96))  # a softmax of V classes sums V rounded terms
     return Amounts(probe, w_T, q_T, s_KT, rest_T, eps * wide * probe.noise_T * whole_T + 1e-300, use_T)
 
