@@ -127,7 +127,7 @@ MISTAKES = [
     ("train {scratch} --methods standrd", "Did you mean 'standard'"),
     ("train {scratch} --methods ce,ce", "without duplicates"),
     ("train {scratch} --diag-coef 1e-300", "--diag-coef is expected to be between"),
-    ("train {scratch} --seeds 99999999999999999999", "is expected to be a whole number between"),
+    ("train {scratch} --seeds 99999999999999999999", "is expected to be a whole number below 2^62"),
     ("train {scratch} --steps 5 --warmup 5", "shorter than the run"),
     ("train {scratch} --text missing.txt", "cannot read the text"),
     ("train {scratch} --from-config missing.json", "no config 'missing.json'"),

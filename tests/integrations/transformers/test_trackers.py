@@ -6,6 +6,7 @@ import json
 import math
 import sqlite3
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,10 @@ def test_scalars_come_back_from_every_tracker_and_an_alert_from_those_that_have_
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
-    for name in ("wandb", "trackio", "mlflow", "tensorboard"):  # trackio reads its folder when it is imported
+    # trackio reads its folder when it is imported, which another test may have done.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("wandb", "trackio", "mlflow", "tensorboard"):
         pytest.importorskip(name)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

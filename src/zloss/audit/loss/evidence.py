@@ -298,7 +298,7 @@ def _unlike(fitted: Fitted, parts: Parts) -> str:
     """In words, how batches differ from a fit beyond fp32 rounding; "" if they do not."""
     for probe, grad_TV in parts:
         seen = measure(fitted, probe, grad_TV, 2.0**-24)
-        if fitted.uniform and abs(seen.ce - 1) > TOLERANCE and fitted.ce:
+        if fitted.uniform and abs(fitted.ce) > 1e-9 and abs(seen.ce - 1) > TOLERANCE:
             return f"the weight on CE is {seen.ce:.4g} times that with fp32"
         if seen.left > 0.2 or abs(seen.z - 1) > 5e-2 + seen.slack:
             return (

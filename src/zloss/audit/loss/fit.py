@@ -153,7 +153,7 @@ def amounts(form: Form, probe: Probe, grad_TV: Tensor, eps: float) -> Amounts:
     whole_T = w_T.abs() + s_KT.abs().sum(0)
     if bool(use_T.any()):  # without CE, tokens whose penalty happens to vanish still have its rounding
         typical, most = float(w_T.abs().mean()), float(whole_T[use_T].mean())
-        whole_T = whole_T + 1e-2 * (typical if typical > 1e-9 * most else most)
+        whole_T = whole_T + 1e-2 * (typical if typical > 1e-6 * most else most)
     wide = max(1.0, math.sqrt(probe.lanes / 96))  # a softmax of V classes sums V rounded terms
     return Amounts(probe, w_T, q_T, s_KT, rest_T, eps * wide * probe.noise_T * whole_T + 1e-300, use_T)
 
